@@ -1,0 +1,176 @@
+"""TOML files → Config. Every refusal names the file, the key's path, the value, and what is legal."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.config.schema import Config, KeyFacts, facts_of, keys_of, tables
+from appliance.core.errors import ConfigError
+from appliance.core.units import parse_bytes, parse_duration_s
+
+DEFAULT_PATH = Path("/etc/llm-appliance/appliance.toml")
+BUILT_IN = "built-in default"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A Config and where each value came from: "table.key" → file path, "command line" or "built-in default"."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -> LoadedConfig:
+    """Read `path`, then its `conf.d/*.toml` in name order, then `overrides` ("table.key" → value).
+
+    A later file wins key by key. With `path` None only the built-in defaults and the overrides count.
+
+    Raises:
+        ConfigError: unreadable file, TOML syntax, unknown table or key, wrong type, value out of its limits,
+            or two keys that contradict each other. All errors of all files are in one message, a line each.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    errors: list[str] = []
+    for file in _files(path):
+        for name, value in _read(file, errors).items():
+            values[name] = value
+            origins[name] = str(file)
+    for name, value in (overrides or {}).items():
+        checked = _check_named(name, value, "command line", errors)
+        if checked is not None:
+            values[name] = checked
+            origins[name] = "command line"
+    if errors:
+        raise ConfigError("\n".join(errors))
+    config = _build(values)
+    _check_together(config)
+    return LoadedConfig(config, {name: origins.get(name, BUILT_IN) for name in _all_names()})
+
+
+def _files(path: Path | None) -> Sequence[Path]:
+    if path is None:
+        return ()
+    return (path, *sorted((path.parent / "conf.d").glob("*.toml")))
+
+
+def _read(file: Path, errors: list[str]) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        errors.append(f"{file}: cannot be read ({error.strerror}); give another file with --config")
+        return {}
+    except UnicodeDecodeError as error:
+        errors.append(f"{file}: is not UTF-8 (byte {error.start})")
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        errors.append(f"{file}: is not TOML: {error}")
+        return {}
+    values: dict[str, Any] = {}
+    known = tables()
+    for table, content in document.items():
+        if table not in known:
+            errors.append(f"{file}: unknown table [{table}]{_nearest(table, known)}")
+        elif not isinstance(content, dict):
+            errors.append(f"{file}: {table} is a table: write [{table}] and its keys below it")
+        else:
+            for name, value in content.items():
+                checked = _check_named(f"{table}.{name}", value, str(file), errors)
+                if checked is not None:
+                    values[f"{table}.{name}"] = checked
+    return values
+
+
+def _check_named(name: str, value: Any, origin: str, errors: list[str]) -> Any | None:
+    table, _, key_name = name.partition(".")
+    keys = keys_of(tables()[table]) if table in tables() else {}
+    if key_name not in keys:
+        errors.append(f"{origin}: unknown key {name}{_nearest(name, _all_names())}")
+        return None
+    try:
+        return _convert(value, keys[key_name], facts_of(keys[key_name]))
+    except ValueError as error:
+        errors.append(f"{origin}: {name} = {value!r}: {error}")
+        return None
+
+
+def _convert(value: Any, key_field: dataclasses.Field[Any], facts: KeyFacts) -> Any:
+    expected = type(key_field.default)
+    if isinstance(value, str) and facts.unit == "bytes":
+        value = parse_bytes(value)
+    elif isinstance(value, str) and facts.unit == "s":
+        value = parse_duration_s(value)
+    if expected is float and type(value) is int:
+        value = float(value)
+    if expected is tuple and isinstance(value, list):
+        value = tuple(value)
+        if not all(isinstance(item, str) for item in value):
+            raise ValueError("expected a list of strings")
+    if type(value) is not expected:
+        raise ValueError(f"expected {_type_words(expected, facts)}, found {_type_words(type(value), KeyFacts(''))}")
+    _check_limits(value, facts)
+    return value
+
+
+def _check_limits(value: Any, facts: KeyFacts) -> None:
+    if facts.choices and value not in facts.choices:
+        near = difflib.get_close_matches(value, facts.choices, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"is none of {', '.join(map(repr, facts.choices))}{hint}")
+    if facts.minimum is not None and not value >= facts.minimum:
+        raise ValueError(f"is below the minimum of {facts.minimum:g}{facts.unit and ' ' + facts.unit}")
+    if facts.maximum is not None and not value <= facts.maximum:
+        raise ValueError(f"is above the maximum of {facts.maximum:g}{facts.unit and ' ' + facts.unit}")
+
+
+def _type_words(kind: type, facts: KeyFacts) -> str:
+    if facts.unit == "bytes":
+        return 'a size such as 536870912 or "512MiB"'
+    if facts.unit == "s":
+        return 'a duration such as 30 or "30s"'
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+        bool: "true or false",
+        tuple: "a list of strings",
+    }
+    return words.get(kind, f"a {kind.__name__}")
+
+
+def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _all_names() -> Sequence[str]:
+    return [f"{table}.{name}" for table, kind in tables().items() for name in keys_of(kind)]
+
+
+def _build(values: Mapping[str, Any]) -> Config:
+    built = {}
+    for table, kind in tables().items():
+        built[table] = kind(
+            **{name: values[f"{table}.{name}"] for name in keys_of(kind) if f"{table}.{name}" in values}
+        )
+    return Config(**built)
+
+
+def _check_together(config: Config) -> None:
+    supervisor = config.supervisor
+    if supervisor.hang_floor_s > supervisor.hang_ceiling_s:
+        raise ConfigError(
+            f"supervisor.hang_floor_s = {supervisor.hang_floor_s:g} is above supervisor.hang_ceiling_s = {supervisor.hang_ceiling_s:g}",
+            hint="lower the floor or raise the ceiling",
+        )
+    if supervisor.backoff_first_s > supervisor.backoff_max_s:
+        raise ConfigError(
+            f"supervisor.backoff_first_s = {supervisor.backoff_first_s:g} is above supervisor.backoff_max_s = {supervisor.backoff_max_s:g}",
+            hint="lower the first wait or raise the longest",
+        )

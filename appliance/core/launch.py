@@ -1,0 +1,74 @@
+"""How an engine is started and asked: the seam between appliance/backends and appliance/supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from appliance.core.plan import Rung
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an engine listens: a unix socket, or a loopback port. Exactly one of the two.
+
+    `str()` gives `unix:/run/.../engine-3.sock` or `http://127.0.0.1:30000`; `parse` takes it back.
+    """
+
+    socket_path: str | None = None
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.socket_path is None) == (self.port is None):
+            raise ValueError("an endpoint is either a socket path or a port")
+
+    def __str__(self) -> str:
+        return f"unix:{self.socket_path}" if self.socket_path is not None else f"http://127.0.0.1:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """The inverse of str().
+
+        Raises:
+            ValueError: neither `unix:PATH` nor `http://127.0.0.1:PORT`.
+        """
+        if text.startswith("unix:/"):
+            return cls(socket_path=text.removeprefix("unix:"))
+        if text.startswith("http://127.0.0.1:") and text.rpartition(":")[2].isdigit():
+            return cls(port=int(text.rpartition(":")[2]))
+        raise ValueError(f"{text!r} is no endpoint: expected unix:/path or http://127.0.0.1:port")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """All that is needed to start one engine life and to know whether it lives.
+
+    Attributes:
+        argv, env, cwd: for exec; env is complete, nothing is inherited.
+        endpoint: where it will listen.
+        probe_path: GET on it answers 200 when ready and alive.
+        start_deadline_s: no answer by then is a failed start, whatever the process says.
+        stop_deadline_s: after SIGTERM; then the group is killed.
+        engine: the backend's name, such as "native".
+        rung: the setting the argv expresses.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    endpoint: Endpoint
+    probe_path: str
+    start_deadline_s: float
+    stop_deadline_s: float
+    engine: str
+    rung: Rung
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a running engine says it can take; the gateway's fuse and slots are set from it."""
+
+    model_id: str
+    context_length_tokens: int
+    max_running: int
+    kv_tokens: int
