@@ -156,9 +156,7 @@ def _all_names() -> Sequence[str]:
 def _build(values: Mapping[str, Any]) -> Config:
     built = {}
     for table, kind in tables().items():
-        built[table] = kind(
-            **{name: values[f"{table}.{name}"] for name in keys_of(kind) if f"{table}.{name}" in values}
-        )
+        built[table] = kind(**{name: values[f"{table}.{name}"] for name in keys_of(kind) if f"{table}.{name}" in values})
     return Config(**built)
 
 

@@ -53,20 +53,12 @@ class EngineTable:
     backend: str = key("native", "Which engine runs the model.", choices=("native",))
     python: str = key("", "Python interpreter of the engine's environment; empty: the one that runs applianced.")
     threads: int = key(0, "CPU threads of the built-in engine; 0: one a core.", minimum=0, maximum=1024)
-    context_length_tokens: int = key(
-        0, "Longest prompt plus answer; 0: the model's own limit, cut to the KV pool.", minimum=0
-    )
-    prefill_chunk_tokens: int = key(
-        256, "Tokens of one prefill step; the activation peak grows with it.", minimum=16, maximum=65536
-    )
+    context_length_tokens: int = key(0, "Longest prompt plus answer; 0: the model's own limit, cut to the KV pool.", minimum=0)
+    prefill_chunk_tokens: int = key(256, "Tokens of one prefill step; the activation peak grows with it.", minimum=16, maximum=65536)
     max_running: int = key(8, "Sequences decoded together.", minimum=1, maximum=4096)
     block_tokens: int = key(16, "Tokens of one KV block.", minimum=1, maximum=1024)
-    kv_pool_bytes: int = key(
-        512 * 1024**2, "Size of the KV cache of the built-in engine.", unit="bytes", minimum=1024**2
-    )
-    prefill_fraction: float = key(
-        0.6, "Share of the KV cache that holds prompts; the rest holds answers.", minimum=0.05, maximum=0.95
-    )
+    kv_pool_bytes: int = key(512 * 1024**2, "Size of the KV cache of the built-in engine.", unit="bytes", minimum=1024**2)
+    prefill_fraction: float = key(0.6, "Share of the KV cache that holds prompts; the rest holds answers.", minimum=0.05, maximum=0.95)
     extra_args: tuple[str, ...] = key((), "Arguments appended to the engine's command line.")
 
 
@@ -79,18 +71,14 @@ class GpuTable:
         "auto: wait for a card when the machine has one, else use the CPU; required: never serve without; off: never look.",
         choices=("auto", "required", "off"),
     )
-    wait_s: float = key(
-        90.0, "How long to wait for the driver and the device nodes.", unit="s", minimum=0, maximum=3600
-    )
+    wait_s: float = key(90.0, "How long to wait for the driver and the device nodes.", unit="s", minimum=0, maximum=3600)
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetTable:
     """[budget] how memory is shared out."""
 
-    mem_fraction: float = key(
-        0.9, "Share of the memory free at start that weights, state and KV pool may take.", minimum=0.1, maximum=0.99
-    )
+    mem_fraction: float = key(0.9, "Share of the memory free at start that weights, state and KV pool may take.", minimum=0.1, maximum=0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +105,7 @@ class GatewayTable:
         minimum=0,
         maximum=3600,
     )
-    drain_s: float = key(
-        30.0, "On SIGTERM, how long running answers may take to finish.", unit="s", minimum=0, maximum=3600
-    )
+    drain_s: float = key(30.0, "On SIGTERM, how long running answers may take to finish.", unit="s", minimum=0, maximum=3600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,39 +119,25 @@ class AdmissionTable:
         maximum=4096,
     )
     queue_size: int = key(256, "Requests that may wait for a slot; one more gets 429.", minimum=0, maximum=100_000)
-    queue_timeout_s: float = key(
-        120.0, "How long a request may wait for a slot before it gets 429.", unit="s", minimum=0, maximum=86400
-    )
+    queue_timeout_s: float = key(120.0, "How long a request may wait for a slot before it gets 429.", unit="s", minimum=0, maximum=86400)
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeTable:
     """[resume] requests over a crash."""
 
-    max_wait_s: float = key(
-        300.0, "How long a request is held while the engine is away; then 503.", unit="s", minimum=0, maximum=86400
-    )
-    max_attempts: int = key(
-        2, "How often a request may lose its engine and be given to the next one.", minimum=0, maximum=100
-    )
+    max_wait_s: float = key(300.0, "How long a request is held while the engine is away; then 503.", unit="s", minimum=0, maximum=86400)
+    max_attempts: int = key(2, "How often a request may lose its engine and be given to the next one.", minimum=0, maximum=100)
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorTable:
     """[supervisor] how the engine is watched."""
 
-    start_deadline_s: float = key(
-        600.0, "An engine that does not answer by then has failed to start.", unit="s", minimum=1, maximum=86400
-    )
-    stop_deadline_s: float = key(
-        30.0, "After SIGTERM; then the whole process group is killed.", unit="s", minimum=0.1, maximum=3600
-    )
-    probe_interval_s: float = key(
-        1.0, "How often the engine is asked for its progress counters.", unit="s", minimum=0.05, maximum=60
-    )
-    probe_timeout_s: float = key(
-        5.0, "An answer to a probe that takes longer counts as none.", unit="s", minimum=0.1, maximum=120
-    )
+    start_deadline_s: float = key(600.0, "An engine that does not answer by then has failed to start.", unit="s", minimum=1, maximum=86400)
+    stop_deadline_s: float = key(30.0, "After SIGTERM; then the whole process group is killed.", unit="s", minimum=0.1, maximum=3600)
+    probe_interval_s: float = key(1.0, "How often the engine is asked for its progress counters.", unit="s", minimum=0.05, maximum=60)
+    probe_timeout_s: float = key(5.0, "An answer to a probe that takes longer counts as none.", unit="s", minimum=0.1, maximum=120)
     hang_floor_s: float = key(
         10.0,
         "Requests in flight and no progress for less than this is never called a hang.",
@@ -173,16 +145,10 @@ class SupervisorTable:
         minimum=0.5,
         maximum=3600,
     )
-    hang_ceiling_s: float = key(
-        60.0, "Requests in flight and no progress for more than this always is.", unit="s", minimum=1, maximum=7200
-    )
-    backoff_first_s: float = key(
-        1.0, "Wait before the second restart in a row; the first has none.", unit="s", minimum=0, maximum=600
-    )
+    hang_ceiling_s: float = key(60.0, "Requests in flight and no progress for more than this always is.", unit="s", minimum=1, maximum=7200)
+    backoff_first_s: float = key(1.0, "Wait before the second restart in a row; the first has none.", unit="s", minimum=0, maximum=600)
     backoff_max_s: float = key(60.0, "The wait doubles up to this.", unit="s", minimum=0, maximum=3600)
-    stable_after_s: float = key(
-        3600.0, "An engine that served so long resets the counters.", unit="s", minimum=1, maximum=604800
-    )
+    stable_after_s: float = key(3600.0, "An engine that served so long resets the counters.", unit="s", minimum=1, maximum=604800)
     start_failures_max: int = key(3, "Failed starts in a row, then PARKED: a person is needed.", minimum=1, maximum=100)
     on_park: tuple[str, ...] = key((), "Command (argument list) run when parked; the sentence is its last argument.")
 
@@ -191,9 +157,7 @@ class SupervisorTable:
 class LadderTable:
     """[ladder] safer settings after a crash."""
 
-    climb_after_s: float = key(
-        0.0, "After so long without a crash, go one rung back up; 0: never by itself.", unit="s", minimum=0
-    )
+    climb_after_s: float = key(0.0, "After so long without a crash, go one rung back up; 0: never by itself.", unit="s", minimum=0)
 
 
 @dataclass(frozen=True, slots=True)

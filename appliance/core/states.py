@@ -57,16 +57,10 @@ ALLOWED_MOVES: dict[EngineState, frozenset[EngineState]] = {
             EngineState.STOPPED,
         }
     ),
-    EngineState.SERVING: frozenset(
-        {EngineState.DEGRADED, EngineState.DRAINING, EngineState.BACKOFF, EngineState.PARKED}
-    ),
-    EngineState.DEGRADED: frozenset(
-        {EngineState.SERVING, EngineState.DRAINING, EngineState.BACKOFF, EngineState.PARKED}
-    ),
+    EngineState.SERVING: frozenset({EngineState.DEGRADED, EngineState.DRAINING, EngineState.BACKOFF, EngineState.PARKED}),
+    EngineState.DEGRADED: frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.BACKOFF, EngineState.PARKED}),
     EngineState.DRAINING: frozenset({EngineState.STOPPED, EngineState.BACKOFF, EngineState.PARKED}),
-    EngineState.BACKOFF: frozenset(
-        {EngineState.PLANNING, EngineState.WAITING_FOR_GPU, EngineState.PARKED, EngineState.STOPPED}
-    ),
+    EngineState.BACKOFF: frozenset({EngineState.PLANNING, EngineState.WAITING_FOR_GPU, EngineState.PARKED, EngineState.STOPPED}),
     EngineState.PARKED: frozenset({EngineState.PLANNING, EngineState.WAITING_FOR_GPU, EngineState.STOPPED}),
     EngineState.STOPPED: frozenset(),
 }

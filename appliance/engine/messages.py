@@ -1,0 +1,111 @@
+"""What the HTTP side and the engine loop say to each other. Token ids only; text stays on the HTTP side.
+
+No torch here: the HTTP side and its tests import this without it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from appliance.core.launch import EngineLimits
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p, top_k: 1.0 and 0 switch them off.
+        seed: with one, the tokens depend on the prompt and the parameters alone, not on the batch; None draws one.
+        max_new_tokens: at least 1.
+        stop_token_ids: ends the answer; the token itself is not part of it. The model's own end tokens are added by
+            the HTTP side unless the client said `ignore_eos`.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One sequence to continue."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class FinishReason(enum.Enum):
+    """The value is OpenAI's word where OpenAI has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """New tokens of one sequence, or its end.
+
+    Attributes:
+        token_ids: new since the last output; may be empty with a finish reason (a stop token is never in it).
+        finish: set in the last output of a request, exactly once.
+        cached_tokens: of the prompt, found in the prefix cache (0 until there is one).
+        error: for ERROR: one sentence with numbers, fit for a client.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start, and gauges of now; what /health and /metrics print."""
+
+    progress: int
+    """Completed scheduler steps that prefilled a chunk or produced a token."""
+    running: int
+    waiting: int
+    prompt_tokens: int
+    generated_tokens: int
+    preemptions: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    last_step_s: float
+    """Duration of the last completed step."""
+
+
+class RequestRefused(Exception):
+    """The request can never run on this engine; the message names both numbers and what would fit."""
+
+
+class Engine(Protocol):
+    """The engine as the HTTP side sees it. `loop.py` implements it over a thread; tests may too."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    def submit(self, request: GenerateRequest, on_output: Callable[[TokenOutput], None]) -> None:
+        """Queue a request. `on_output` is called from the engine's thread, in order, until a finish.
+
+        Raises:
+            RequestRefused: prompt plus max_new_tokens exceeds the context or the KV pool.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request at the next step; unknown or finished ids are ignored. One output with ABORT follows."""
+
+    def stats(self) -> EngineStats:
+        """A consistent snapshot; callable from any thread, never waits for a step."""
