@@ -1,0 +1,38 @@
+"""What one engine life is told at its start. Built from the command line by `__main__`, read by `build`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The rung, as the built-in engine understands it. Defaults are those of appliance/config/schema.py.
+
+    Attributes:
+        model_path: folder with config.json, *.safetensors and tokenizer.json.
+        model_name: the id that clients use; empty: the folder's name.
+        threads: CPU threads; 0: one a core.
+        context_length_tokens: longest prompt plus answer; 0: the model's own limit, cut to the KV pool.
+        prefill_chunk_tokens: tokens of one prefill step.
+        max_running: sequences decoded together.
+        block_tokens: tokens of one KV block.
+        kv_pool_bytes: size of the KV cache.
+        prefill_fraction: share of its blocks that holds prompts; the rest holds answers.
+    """
+
+    model_path: Path
+    model_name: str = ""
+    threads: int = 0
+    context_length_tokens: int = 0
+    prefill_chunk_tokens: int = 256
+    max_running: int = 8
+    block_tokens: int = 16
+    kv_pool_bytes: int = 512 * 1024**2
+    prefill_fraction: float = 0.6
+
+    @property
+    def model_id(self) -> str:
+        """The id that clients use."""
+        return self.model_name or self.model_path.resolve().name
