@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     errors: list[str] = []
-    for file in _files(path):
+    for file in _files(path, errors):
         for name, value in _read(file, errors).items():
             values[name] = value
             origins[name] = str(file)
@@ -47,17 +48,25 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -
         if checked is not None:
             values[name] = checked
             origins[name] = "command line"
+    config = _build(values)
+    errors.extend(_contradictions(config))
     if errors:
         raise ConfigError("\n".join(errors))
-    config = _build(values)
-    _check_together(config)
     return LoadedConfig(config, {name: origins.get(name, BUILT_IN) for name in _all_names()})
 
 
-def _files(path: Path | None) -> Sequence[Path]:
+def _files(path: Path | None, errors: list[str]) -> Sequence[Path]:
     if path is None:
         return ()
-    return (path, *sorted((path.parent / "conf.d").glob("*.toml")))
+    folder = path.parent / "conf.d"
+    try:
+        drop_ins = sorted(file for file in folder.iterdir() if file.suffix == ".toml")
+    except FileNotFoundError:
+        drop_ins = []
+    except OSError as error:  # not Path.glob: it would pass over an unreadable folder in silence
+        errors.append(f"{folder}: cannot be listed ({error.strerror}); it holds the drop-ins of {path.name}")
+        drop_ins = []
+    return (path, *drop_ins)
 
 
 def _read(file: Path, errors: list[str]) -> dict[str, Any]:
@@ -69,7 +78,7 @@ def _read(file: Path, errors: list[str]) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         errors.append(f"{file}: is not UTF-8 (byte {error.start})")
         return {}
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # more than TOMLDecodeError: numbers of 5000 digits, arrays 1000 deep
         errors.append(f"{file}: is not TOML: {error}")
         return {}
     values: dict[str, Any] = {}
@@ -106,7 +115,7 @@ def _convert(value: Any, key_field: dataclasses.Field[Any], facts: KeyFacts) -> 
         value = parse_bytes(value)
     elif isinstance(value, str) and facts.unit == "s":
         value = parse_duration_s(value)
-    if expected is float and type(value) is int:
+    if expected is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if expected is tuple and isinstance(value, list):
         value = tuple(value)
@@ -119,6 +128,8 @@ def _convert(value: Any, key_field: dataclasses.Field[Any], facts: KeyFacts) -> 
 
 
 def _check_limits(value: Any, facts: KeyFacts) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("expected a finite number")
     if facts.choices and value not in facts.choices:
         near = difflib.get_close_matches(value, facts.choices, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -160,15 +171,17 @@ def _build(values: Mapping[str, Any]) -> Config:
     return Config(**built)
 
 
-def _check_together(config: Config) -> None:
+def _contradictions(config: Config) -> Sequence[str]:
     supervisor = config.supervisor
+    found = []
     if supervisor.hang_floor_s > supervisor.hang_ceiling_s:
-        raise ConfigError(
-            f"supervisor.hang_floor_s = {supervisor.hang_floor_s:g} is above supervisor.hang_ceiling_s = {supervisor.hang_ceiling_s:g}",
-            hint="lower the floor or raise the ceiling",
+        found.append(
+            f"supervisor.hang_floor_s = {supervisor.hang_floor_s:g} is above supervisor.hang_ceiling_s = "
+            f"{supervisor.hang_ceiling_s:g}; lower the floor or raise the ceiling"
         )
     if supervisor.backoff_first_s > supervisor.backoff_max_s:
-        raise ConfigError(
-            f"supervisor.backoff_first_s = {supervisor.backoff_first_s:g} is above supervisor.backoff_max_s = {supervisor.backoff_max_s:g}",
-            hint="lower the first wait or raise the longest",
+        found.append(
+            f"supervisor.backoff_first_s = {supervisor.backoff_first_s:g} is above supervisor.backoff_max_s = "
+            f"{supervisor.backoff_max_s:g}; lower the first wait or raise the longest"
         )
+    return found

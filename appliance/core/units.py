@@ -15,6 +15,8 @@ _FACTORS = {
     "g": GIB, "gib": GIB, "gb": 1000**3,
     "t": 1024 * GIB, "tib": 1024 * GIB, "tb": 1000**4,
 }  # fmt: skip
+_DIGITS_MAX = 30
+"""More is a typing error, and far enough is infinite as a float."""
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?\s*")
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -27,7 +29,7 @@ def parse_bytes(text: str) -> int:
         ValueError: the text is no size, or its unit is none of B, K, M, G, T (with "iB" for 1024s, "B" for 1000s).
     """
     match = _SIZE.fullmatch(text)
-    if match is None or match[2].lower() not in _FACTORS:
+    if match is None or match[2].lower() not in _FACTORS or len(match[1]) > _DIGITS_MAX:
         raise ValueError(f"{text!r} is no size: write a number and a unit, such as 24GiB or 512MiB")
     return round(float(match[1]) * _FACTORS[match[2].lower()])
 
@@ -39,7 +41,7 @@ def parse_duration_s(text: str) -> float:
         ValueError: the text is no duration.
     """
     match = _DURATION.fullmatch(text)
-    if match is None:
+    if match is None or len(match[1]) > _DIGITS_MAX:
         raise ValueError(f"{text!r} is no duration: write a number and a unit, such as 30s, 10min or 24h")
     return float(match[1]) * _SECONDS[match[2]]
 
