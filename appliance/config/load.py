@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.config.schema import Config, KeyFacts, facts_of, keys_of, tables
 from appliance.core.errors import ConfigError
-from appliance.core.units import parse_bytes, parse_duration_s
+from appliance.core.units import format_bytes, parse_bytes, parse_duration_s
 
 DEFAULT_PATH = Path("/etc/llm-appliance/appliance.toml")
 BUILT_IN = "built-in default"
@@ -135,9 +135,15 @@ def _check_limits(value: Any, facts: KeyFacts) -> None:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"is none of {', '.join(map(repr, facts.choices))}{hint}")
     if facts.minimum is not None and not value >= facts.minimum:
-        raise ValueError(f"is below the minimum of {facts.minimum:g}{facts.unit and ' ' + facts.unit}")
+        raise ValueError(f"is below the minimum of {_limit_words(facts.minimum, facts)}")
     if facts.maximum is not None and not value <= facts.maximum:
-        raise ValueError(f"is above the maximum of {facts.maximum:g}{facts.unit and ' ' + facts.unit}")
+        raise ValueError(f"is above the maximum of {_limit_words(facts.maximum, facts)}")
+
+
+def _limit_words(limit: float, facts: KeyFacts) -> str:
+    if facts.unit == "bytes":
+        return format_bytes(int(limit))
+    return f"{limit:.10g}{facts.unit and ' ' + facts.unit}"
 
 
 def _type_words(kind: type, facts: KeyFacts) -> str:

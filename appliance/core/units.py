@@ -31,7 +31,8 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _FACTORS or len(match[1]) > _DIGITS_MAX:
         raise ValueError(f"{text!r} is no size: write a number and a unit, such as 24GiB or 512MiB")
-    return round(float(match[1]) * _FACTORS[match[2].lower()])
+    factor = _FACTORS[match[2].lower()]
+    return int(match[1]) * factor if match[1].isdigit() else round(float(match[1]) * factor)
 
 
 def parse_duration_s(text: str) -> float:
