@@ -12,19 +12,9 @@ from appliance.core.errors import ConfigError
 
 def test_values_are_read_by_the_kind_of_their_key() -> None:
     """Strings, sizes and durations need no quotes; the rest is TOML; the last of a key wins."""
-    overrides = parse_overrides(
-        [
-            "gateway.port=1",
-            "gateway.port=8080",
-            "model.name=123",
-            "model.path=/a b=c",
-            "engine.kv_pool_bytes=1GiB",
-            "gateway.drain_s=5",
-            "metrics.enabled=false",
-            'engine.extra_args=["-v"]',
-            "budget.mem_fraction = 0.5",
-        ]
-    )
+    assignments = ["gateway.port=1", "gateway.port=8080", "model.name=123", "model.path=/a b=c", "engine.kv_pool_bytes=1GiB"]
+    assignments += ["gateway.drain_s=5", "metrics.enabled=false", 'engine.extra_args=["-v"]', "budget.mem_fraction = 0.5"]
+    overrides = parse_overrides(assignments)
     config = load_config(None, overrides).config
     assert config.gateway.port == 8080
     assert (config.model.name, config.model.path) == ("123", "/a b=c")
