@@ -190,4 +190,8 @@ def _contradictions(config: Config) -> Sequence[str]:
             f"supervisor.backoff_first_s = {supervisor.backoff_first_s:g} is above supervisor.backoff_max_s = "
             f"{supervisor.backoff_max_s:g}; lower the first wait or raise the longest"
         )
+    if config.engine.backend == "custom" and not config.engine.command:
+        found.append('engine.backend = "custom" needs engine.command; write the argument list that starts your engine')
+    if config.engine.backend != "custom" and config.engine.command:
+        found.append(f'engine.command is set and engine.backend is "{config.engine.backend}"; set engine.backend = "custom" or remove it')
     return found

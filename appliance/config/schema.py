@@ -50,7 +50,16 @@ class ModelTable:
 class EngineTable:
     """[engine] what serves it."""
 
-    backend: str = key("native", "Which engine runs the model.", choices=("native",))
+    backend: str = key(
+        "native",
+        "Which engine runs the model: native is the built-in one; custom is the one that engine.command starts.",
+        choices=("native", "custom"),
+    )
+    command: tuple[str, ...] = key(
+        (),
+        "Argument list of your own engine (backend custom); {socket} becomes the unix socket that it must listen on and "
+        "answer GET /health on, {model} the model's folder, {context_length}, {prefill_chunk} and {max_running} the rung's.",
+    )
     python: str = key("", "Python interpreter of the engine's environment; empty: the one that runs applianced.")
     threads: int = key(0, "CPU threads of the built-in engine; 0: one a core.", minimum=0, maximum=1024)
     context_length_tokens: int = key(0, "Longest prompt plus answer; 0: the model's own limit, cut to the KV pool.", minimum=0)
