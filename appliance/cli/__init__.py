@@ -1,0 +1,1 @@
+"""`appliancectl`: one file a verb group. It prints; it decides nothing, and loads only what the verb needs."""

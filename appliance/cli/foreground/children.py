@@ -1,0 +1,144 @@
+"""A child of `appliancectl run`: started, read, restarted with a growing wait as systemd would, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+FIRST_DELAY_S = 0.2
+LONGEST_DELAY_S = 5.0
+QUICK_S = 10.0
+"""A child that lived for less has failed to start; one that lived longer starts a new count."""
+QUICK_FAILURES_MAX = 5
+LONGEST_LINE_BYTES = 64 * 1024
+_READ_BYTES = 64 * 1024
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def restart_delay_s(quick_failures: int) -> float:
+    """0.2 s, then twice as long each time, at most 5 s."""
+    return min(FIRST_DELAY_S * 2.0 ** max(0, quick_failures - 1), LONGEST_DELAY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a life of a child ended, and when the next one begins (None: it is given up)."""
+
+    words: str
+    next_start_s: float | None
+
+
+class Child:
+    """One program and its current life. Times are passed in (monotonic seconds); nothing here waits."""
+
+    def __init__(self, name: str, argv: Sequence[str], *, inherited_fds: Sequence[int] = ()) -> None:
+        self.name = name
+        self._argv = list(argv)
+        self._inherited_fds = tuple(inherited_fds)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_s = 0.0
+        self._quick_failures = 0
+        self._pending = b""
+        self.output_ended = False
+        """It has closed its stdout and stderr: nothing is to be read any more."""
+
+    @property
+    def alive(self) -> bool:
+        """A process exists and has not been reaped."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """Of the current life."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def output_fd(self) -> int:
+        """Its stdout and stderr, non-blocking."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def start(self, now_s: float) -> None:
+        """Begin a life. It gets SIGTERM when we die, and Ctrl-C in the terminal reaches us alone."""
+        parent = os.getpid()
+
+        def ends_with_parent() -> None:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:  # it died before the line above
+                os._exit(1)
+
+        self._process = subprocess.Popen(
+            self._argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            pass_fds=self._inherited_fds,
+            process_group=0,
+            preexec_fn=ends_with_parent,  # safe: this process has one thread
+        )
+        os.set_blocking(self.output_fd, False)
+        self._started_s = now_s
+        self._pending = b""
+        self.output_ended = False
+
+    def lines(self) -> Iterator[str]:
+        """What it has written since the last call, in whole lines; overlong ones in pieces."""
+        while True:
+            try:
+                piece = os.read(self.output_fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not piece:
+                self.output_ended = True
+                yield from self._flush()
+                return
+            *whole, self._pending = (self._pending + piece).split(b"\n")
+            yield from (line.decode(errors="backslashreplace") for line in whole)
+            if len(self._pending) > LONGEST_LINE_BYTES:
+                yield from self._flush()
+
+    def reap(self, now_s: float) -> Ended:
+        """Take note of the end of the current life; call it when the process has ended."""
+        assert self._process is not None
+        words = _exit_words(self._process.wait())
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
+        lived_s = now_s - self._started_s
+        self._quick_failures = self._quick_failures + 1 if lived_s < QUICK_S else 1
+        if self._quick_failures > QUICK_FAILURES_MAX:
+            return Ended(words, None)
+        return Ended(words, now_s + restart_delay_s(self._quick_failures))
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the process; SIGKILL goes to its whole group."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if number is signal.SIGKILL:
+                os.killpg(self.pid, number)
+            else:
+                self._process.send_signal(number)
+
+    def _flush(self) -> Iterator[str]:
+        if self._pending:
+            yield self._pending.decode(errors="backslashreplace")
+            self._pending = b""
+
+
+def _exit_words(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,68 @@
+"""`appliancectl restart | drain | resume`: what a person may ask of applianced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from appliance.cli.place import Place
+from appliance.cli.printing import say, say_json
+from appliance.cli.verbs import Verb
+from appliance.control import client
+
+reason_option = click.option("--reason", default="asked with appliancectl", show_default=True, help="Kept in the log and the status.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
+
+
+@click.command(cls=Verb)
+@reason_option
+@json_option
+@click.pass_obj
+def restart(place: Place, reason: str, as_json: bool) -> None:
+    """Restart the engine; clients wait.
+
+    Answers in progress may finish first; requests that come in meanwhile are held and answered by the next engine.
+
+    \b
+    Example:
+      appliancectl restart --reason "new driver"
+    """
+    _ask(place, "restart", "restarting the engine; `appliancectl status` says when it serves again", as_json, reason=reason)
+
+
+@click.command(cls=Verb)
+@reason_option
+@json_option
+@click.pass_obj
+def drain(place: Place, reason: str, as_json: bool) -> None:
+    """Finish what runs, take nothing new, stop the engine.
+
+    \b
+    Example:
+      appliancectl drain --reason "moving the box"
+    """
+    _ask(place, "drain", "draining; `appliancectl status` says when the engine has stopped", as_json, reason=reason)
+
+
+@click.command(cls=Verb)
+@json_option
+@click.pass_obj
+def resume(place: Place, as_json: bool) -> None:
+    """Try again after the appliance gave up.
+
+    For an appliance that is parked: `appliancectl status` says why, and what to mend first.
+
+    \b
+    Example:
+      appliancectl resume
+    """
+    _ask(place, "resume", "trying again; `appliancectl status` says how it goes", as_json)
+
+
+def _ask(place: Place, verb: str, words: str, as_json: bool, **arguments: Any) -> None:
+    answer = client.ask(place.control_socket(), verb, **arguments)
+    if as_json:
+        say_json(answer)
+    else:
+        say(str(answer.get("sentence") or words))

@@ -1,0 +1,148 @@
+"""`appliancectl run`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from appliance.cli.config import set_option
+from appliance.cli.models import MODELS, has_chat_template, model_folder
+from appliance.cli.place import CONTROL_SOCKET, Place, own_state_dir
+from appliance.cli.printing import bold, coloured, good
+from appliance.cli.verbs import Verb
+from appliance.config import Config
+from appliance.core.errors import ExitCode
+from appliance.core.publication import Publication
+from appliance.core.units import format_duration
+
+KILL_MARGIN_S = 10.0
+"""On top of a child's own deadline for a clean end."""
+
+
+@click.command(cls=Verb)
+@click.option("--model", "model_path", metavar="DIR", help="Folder of the model [default: model.path, else the demo model].")
+@click.option("--host", help="Address to listen on [default: gateway.host].")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0: any free one [default: gateway.port].")
+@set_option
+@click.pass_obj
+def run(place: Place, model_path: str | None, host: str | None, port: int | None, assignments: tuple[str, ...]) -> ExitCode:
+    """Serve in the foreground, without systemd or root.
+
+    Starts applianced and the gateway, restarts whichever dies, prints the address when the model answers. Ctrl-C lets
+    running answers finish; a second one stops at once. State is kept in --state-dir.
+
+    \b
+    Example:
+      appliancectl run
+      appliancectl run --model /srv/models/my-model --port 8080
+    """
+    from appliance.cli.foreground.folders import check_run_dir, lock_state_dir, prepare_run_dir, prepare_state_dir
+    from appliance.cli.foreground.listener import open_listener
+
+    named = [("model.path", model_path), ("gateway.host", host), ("gateway.port", port)]
+    settings = [*assignments, *(f"{key}={value}" for key, value in named if value is not None)]
+    config = place.load(settings).config
+    state_dir = prepare_state_dir(place.state_dir or own_state_dir())
+    with lock_state_dir(state_dir):
+        model = _model(config, state_dir)
+        run_dir = check_run_dir(place.run_dir) if place.run_dir else prepare_run_dir(state_dir)
+        listener = open_listener(config.gateway.host, config.gateway.port)
+        if model is not None:
+            settings.append(f"model.path={model}")
+        arguments = _arguments(place, state_dir, run_dir, settings)
+        return _serve(config, arguments, run_dir, listener, _announcer(listener, model, place, state_dir))
+
+
+def _model(config: Config, state_dir: Path) -> Path | None:
+    """The model's folder; None where the owner's own engine brings its own."""
+    if config.engine.backend == "custom" and not config.model.path:
+        return None
+    return model_folder(config.model.path, state_dir / MODELS)
+
+
+def _arguments(place: Place, state_dir: Path, run_dir: Path, settings: Sequence[str]) -> list[str]:
+    """What applianced and the gateway are both told."""
+    arguments = ["--state-dir", str(state_dir), "--run-dir", str(run_dir)]
+    if (file := place.config_file()) is not None:
+        arguments += ["--config", str(file.absolute())]
+    for setting in settings:
+        arguments += ["--set", setting]
+    return arguments
+
+
+def _serve(
+    config: Config,
+    arguments: Sequence[str],
+    run_dir: Path,
+    listener: socket.socket,
+    announce: Callable[[Publication], str | None],
+) -> ExitCode:
+    from appliance.cli.foreground.children import Child
+    from appliance.cli.foreground.output import Output
+    from appliance.cli.foreground.publications import PublicationFeed
+    from appliance.cli.foreground.session import Member, Session
+
+    fd = listener.fileno()
+    gateway = Child("gateway", [sys.executable, "-m", "appliance.gateway", *arguments, "--fd", str(fd)], inherited_fds=[fd])
+    applianced = Child("applianced", [sys.executable, "-m", "appliance.supervisor", *arguments])
+    members = (
+        Member(gateway, config.gateway.drain_s + KILL_MARGIN_S),
+        Member(applianced, config.supervisor.stop_deadline_s + KILL_MARGIN_S),
+    )
+    feed = PublicationFeed(run_dir / CONTROL_SOCKET)
+    return Session(members, feed, Output(sys.stdout.fileno()), announce, listener).run()
+
+
+def _announcer(listener: socket.socket, model: Path | None, place: Place, state_dir: Path) -> Callable[[Publication], str | None]:
+    """Says once, when the first engine serves, where it is and how to ask it."""
+    from appliance.cli.foreground.listener import url_of
+
+    started_s = time.monotonic()
+    url = url_of(listener)
+    told = False
+
+    def announce(publication: Publication) -> str | None:
+        nonlocal told
+        if told or publication.endpoint is None or publication.limits is None:
+            return None
+        told = True
+        ready_s = time.monotonic() - started_s
+        return _welcome(url, publication.limits.model_id, model, ready_s, _ctl(place, state_dir))
+
+    return announce
+
+
+def _ctl(place: Place, state_dir: Path) -> str:
+    """appliancectl as it must be called in another terminal to mean this appliance."""
+    if place.run_dir is not None:
+        return f"appliancectl --run-dir {place.run_dir.absolute()} --state-dir {state_dir}"
+    return "appliancectl" if place.state_dir is None else f"appliancectl --state-dir {state_dir}"
+
+
+def _welcome(url: str, model_id: str, model: Path | None, ready_s: float, ctl: str) -> str:
+    body: dict[str, object] = {"model": model_id, "max_tokens": 64}
+    if model is None or has_chat_template(model):
+        path = "chat/completions"
+        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+    else:
+        path = "completions"
+        body["prompt"] = "Once upon a time"
+    quoted = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
+    text = "\n".join(
+        (
+            "",
+            f"  {good('Serving')} {bold(model_id)} at {bold(url + '/v1')} (ready after {format_duration(ready_s)}). Try:",
+            "",
+            f"  curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{quoted}'",
+            "",
+            f"  {ctl} status    {ctl} diagnose    Ctrl-C stops.",
+            "",
+        )
+    )
+    return text if coloured() else click.unstyle(text)
