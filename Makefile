@@ -1,0 +1,53 @@
+# The LLM appliance. `make run` serves a demo model; `make test` runs everything that CI runs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STATE := .appliance
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv run test check format bench clean distclean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+venv: $(INSTALLED) ## Make .venv with the appliance, its engine and the tools for tests
+
+# Again whenever the dependencies change. Two steps, so that a Debian without python3-venv is told what to install.
+$(INSTALLED): setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is missing or older than 3.11: apt-get install python3, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --editable '.[engine,test]'
+	@touch $@
+
+run: venv ## Bring the demo model once, then serve it at http://127.0.0.1:8000/v1 until Ctrl-C
+	@$(BIN)/appliancectl --state-dir $(STATE) setup --demo
+	@exec $(BIN)/appliancectl --state-dir $(STATE) run
+
+test: check ## Lint, types, import contracts and all tests
+	$(BIN)/python -m pytest
+
+check: venv ## Lint, types and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv ## Lay the code out as `make check` wants it, and rewrite what is generated
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/python -m appliance.config.annotate > etc/appliance.toml
+
+bench: venv ## Measure on this machine (tests/bench/)
+	@for script in tests/bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean: ## Remove what tools left behind
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find appliance kernels tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Also remove .venv, the demo model and the state of `make run`
+	rm -rf $(VENV) $(STATE)
