@@ -1,0 +1,152 @@
+"""`python -m appliance.engine`: the command line of one engine life. appliance/backends/native.py writes it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from appliance.core.errors import ApplianceError
+from appliance.core.launch import Endpoint
+from appliance.engine.settings import EngineSettings
+
+_EXIT_LISTEN = 1
+_EXIT_DEFECT = 70
+"""EX_SOFTWARE of sysexits.h, as when the engine loop fails."""
+
+_LINE = "[%(asctime)s] %(levelname)s %(message)s"
+_TIME = "%Y-%m-%d %H:%M:%S"
+
+log = logging.getLogger("appliance.engine")
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line, checked; a mistake ends the process with code 2 and a sentence."""
+    parser = argparse.ArgumentParser(prog="python -m appliance.engine", description="Serve one model over HTTP.")
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="folder with config.json, *.safetensors, tokenizer.json")
+    parser.add_argument("--name", default="", help="the id that clients use (default: the folder's name)")
+    address = parser.add_mutually_exclusive_group(required=True)
+    address.add_argument("--socket", metavar="PATH", help="listen on this unix socket")
+    address.add_argument("--port", type=_number(int, 0, 65535), metavar="N", help="listen on 127.0.0.1; 0 lets the kernel choose")
+    settings = EngineSettings(Path())
+    for name, minimum, default, doc in (
+        ("threads", 0, settings.threads, "CPU threads; 0: one a core"),
+        ("context-length", 0, settings.context_length_tokens, "tokens of prompt plus answer; 0: the model's own limit"),
+        ("prefill-chunk", 1, settings.prefill_chunk_tokens, "tokens of one prefill step"),
+        ("max-running", 1, settings.max_running, "sequences decoded together"),
+        ("block-tokens", 1, settings.block_tokens, "tokens of one KV block"),
+        ("kv-pool-bytes", 1, settings.kv_pool_bytes, "size of the KV cache"),
+        ("max-body-bytes", 1, 32 * 1024**2, "larger request bodies get 413"),
+    ):
+        parser.add_argument(f"--{name}", type=_number(int, minimum), default=default, metavar="N", help=f"{doc} (default: {default})")
+    for name, least, most, default_number, doc in (
+        ("prefill-fraction", 0.05, 0.95, settings.prefill_fraction, "share of the KV cache that holds prompts"),
+        ("write-timeout", 0.1, 3600.0, 120.0, "seconds that a client may take no bytes before its connection is closed"),
+    ):
+        number = _number(float, least, most)
+        parser.add_argument(f"--{name}", type=number, default=default_number, metavar="F", help=f"{doc} (default: {default_number})")
+    return parser.parse_args(arguments)
+
+
+def _number(kind: type[int] | type[float], minimum: float, maximum: float | None = None) -> Callable[[str], float]:
+    """An argparse type with limits."""
+
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        if not (minimum <= value and (maximum is None or value <= maximum)):  # so put, NaN is out of range too
+            limits = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+            raise argparse.ArgumentTypeError(f"{text} is out of range: {limits}")
+        return value
+
+    return read
+
+
+def settings_of(arguments: argparse.Namespace) -> EngineSettings:
+    """The engine's part of the command line."""
+    return EngineSettings(
+        model_path=arguments.model,
+        model_name=arguments.name,
+        threads=arguments.threads,
+        context_length_tokens=arguments.context_length,
+        prefill_chunk_tokens=arguments.prefill_chunk,
+        max_running=arguments.max_running,
+        block_tokens=arguments.block_tokens,
+        kv_pool_bytes=arguments.kv_pool_bytes,
+        prefill_fraction=arguments.prefill_fraction,
+    )
+
+
+def configure_evidence() -> None:
+    """Everything that this process has to say goes to stderr, in the dialect that docs/structures.md describes.
+
+    Native crashes print their Python stacks. SIGQUIT does too and then still kills, as everywhere: a hung engine is
+    asked for its stacks that way.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=_LINE, datefmt=_TIME)
+    # A supervisor that died closes our stderr; that is no reason to print tracebacks about it into the same pipe.
+    logging.raiseExceptions = False
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
+
+
+async def serve(arguments: argparse.Namespace) -> int:
+    """One engine life; returns its exit code.
+
+    Raises:
+        ListenError: the address is in use.
+    """
+    # Imported here so that --help and a mistyped option cost nothing.
+    from appliance.engine.api.service import LoadedModel, Service
+    from appliance.engine.listen import bind
+    from appliance.engine.server import EngineServer
+
+    settings = settings_of(arguments)
+
+    def load() -> LoadedModel:
+        # The text side first: a bad model folder is found out before the seconds that importing torch takes.
+        from appliance.engine.text import ModelText
+
+        text = ModelText(settings.model_path)
+        from appliance.engine.build import build_engine
+
+        return LoadedModel(build_engine(settings), text)
+
+    listener = bind(Endpoint(socket_path=arguments.socket, port=arguments.port))
+    try:
+        return await EngineServer(Service(arguments.max_body_bytes), load, arguments.write_timeout).run(listener)
+    finally:
+        if arguments.socket is not None:
+            Path(arguments.socket).unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Run one engine life and exit with its code."""
+    arguments = parse_arguments(sys.argv[1:])
+    configure_evidence()
+    # One prompt is one string: threads of the tokenizer would only compete with the model's.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    code = _EXIT_DEFECT
+    try:
+        code = asyncio.new_event_loop().run_until_complete(serve(arguments))
+    except ApplianceError as error:
+        log.error("%s", error)
+        code = _EXIT_LISTEN
+    except Exception:
+        log.exception("The engine failed in a way that nobody foresaw; please report this")
+    logging.shutdown()
+    # Without finalising the interpreter: that would wait for a load in progress, or pull it from under a thread in torch.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

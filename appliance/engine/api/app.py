@@ -1,0 +1,134 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from appliance.engine.api import metrics
+from appliance.engine.api.chat import encode_chat, read_chat, read_messages, read_template_variables
+from appliance.engine.api.completions import read_completion
+from appliance.engine.api.errors import ApiError, bad_request
+from appliance.engine.api.exchange import Generate, Json, LookUp
+from appliance.engine.api.fields import Fields
+from appliance.engine.api.generate import read_generate
+from appliance.engine.api.parameters import check_model, encode_prompt
+from appliance.engine.api.service import LoadedModel, Service
+
+log = logging.getLogger("appliance.engine.http")
+
+
+def make_app(service: Service) -> Starlette:
+    """The engine's HTTP application over this service."""
+    pages = _Pages(service)
+    readers = (("/v1/chat/completions", read_chat), ("/v1/completions", read_completion), ("/generate", read_generate))
+    look_ups = (("/tokenize", _tokenize), ("/v1/tokenize", _tokenize), ("/detokenize", _detokenize), ("/v1/detokenize", _detokenize))
+    routes = [
+        Route("/health", pages.health),
+        Route("/metrics", pages.metrics),
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{name:path}", pages.one_model),
+        *(Route(path, Generate(service, path, read), methods=["POST"]) for path, read in readers),
+        *(Route(path, LookUp(service, path, compute), methods=["POST"]) for path, compute in look_ups),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _defect})
+
+
+class _Pages:
+    """What is answered from the service's state alone."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._created = int(time.time())
+
+    async def health(self, _request: Request) -> Response:
+        """200 with progress and limits when requests are taken, else 503 with the word why not."""
+        model = self._service.model
+        answer: Json = {"status": self._service.status}
+        if model is not None:
+            stats = model.engine.stats()
+            answer |= {"progress": stats.progress, "running": stats.running, "waiting": stats.waiting}
+            answer["limits"] = dataclasses.asdict(model.limits)
+        return JSONResponse(answer, 200 if answer["status"] == "ok" else 503)
+
+    async def metrics(self, _request: Request) -> Response:
+        """Prometheus' text format."""
+        model = self._service.model
+        page = metrics.render(self._service.metrics, None if model is None else model.engine.stats())
+        return Response(page, media_type=metrics.CONTENT_TYPE)
+
+    async def models(self, _request: Request) -> Response:
+        """The one model."""
+        return JSONResponse({"object": "list", "data": [self._card(self._service.loaded())]})
+
+    async def one_model(self, request: Request) -> Response:
+        """The one model by its name."""
+        model, name = self._service.loaded(), request.path_params["name"]
+        check_model(Fields({"model": name}), model)
+        return JSONResponse(self._card(model))
+
+    def _card(self, model: LoadedModel) -> Json:
+        model_id = model.limits.model_id
+        return {
+            "id": model_id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "llm-appliance",
+            "root": model_id,
+            "max_model_len": model.limits.context_length_tokens,
+        }
+
+
+def _tokenize(fields: Fields, model: LoadedModel) -> Json:
+    """A text's or a conversation's token ids; the count is what a generating endpoint would charge."""
+    check_model(fields, model)
+    prompt, add_special_tokens = fields.text("prompt"), fields.flag("add_special_tokens", default=True)
+    messages = None if fields.value("messages") is None else read_messages(fields)
+    extra = read_template_variables(fields)
+    fields.end()
+    if (prompt is None) == (messages is None):
+        raise bad_request("send either prompt or messages", "prompt", "invalid_value")
+    if messages is not None:
+        ids = encode_chat(messages, extra, model)
+    else:
+        ids = encode_prompt(prompt or "", model, "prompt", add_special_tokens=add_special_tokens)
+    return {"tokens": ids, "count": len(ids), "max_model_len": model.limits.context_length_tokens}
+
+
+def _detokenize(fields: Fields, model: LoadedModel) -> Json:
+    """The text of token ids, special tokens left out."""
+    check_model(fields, model)
+    ids = fields.token_ids("tokens", model.text.vocabulary)
+    fields.end()
+    if ids is None:
+        raise bad_request("tokens must be a list of token ids", "tokens", "invalid_type")
+    return {"prompt": model.text.decode(ids)}
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405."""
+    assert isinstance(error, HTTPException)
+    cures = {404: "there is no such endpoint", 405: "this endpoint does not take that method"}
+    response = ApiError(error.status_code, cures.get(error.status_code, error.detail), code="unknown_endpoint").response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _defect(_request: Request, error: Exception) -> Response:
+    """A defect of ours. Starlette raises it again behind this answer, and uvicorn logs the traceback."""
+    log.error("A request failed in a way that nobody foresaw; please report this with the traceback below: %r", error)
+    return ApiError(
+        500, "the engine failed on this request in a way that nobody foresaw; its log has the traceback", code="defect"
+    ).response()

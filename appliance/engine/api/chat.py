@@ -1,0 +1,201 @@
+"""/v1/chat/completions: the conversation through the model's template; answers in OpenAI's form."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+
+from appliance.engine.api.errors import bad_request
+from appliance.engine.api.exchange import Job, Json
+from appliance.engine.api.fields import Fields, check_text
+from appliance.engine.api.generation import Ending, Piece
+from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_sampling
+from appliance.engine.api.service import LoadedModel
+from appliance.engine.messages import GenerateRequest
+from appliance.engine.template import TemplateRefused
+
+_ROLES = ("system", "developer", "user", "assistant")
+
+IGNORED = (
+    "user",
+    "metadata",
+    "service_tier",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+)
+"""Bookkeeping of hosted services: nothing in an answer depends on these."""
+
+
+def read_chat(fields: Fields, model: LoadedModel) -> Job:
+    """The body of a chat request, checked.
+
+    Raises:
+        ApiError: what is wrong with it.
+    """
+    model_id = check_model(fields, model)
+    messages = read_messages(fields)
+    extra = read_template_variables(fields)
+    sampling = read_sampling(fields, model.text, "max_completion_tokens", "max_tokens")
+    stream, include_usage = read_stream(fields)
+    _refuse_unsupported(fields)
+    fields.ignore(*IGNORED)
+    fields.end()
+    prompt_ids = encode_chat(messages, extra, model)
+    request = GenerateRequest(f"chatcmpl-{uuid.uuid4().hex}", prompt_ids, fit(sampling, prompt_ids, model, "messages"))
+    return Job(request, sampling.stops, stream, ChatShape(request.request_id, model_id, int(time.time()), include_usage))
+
+
+def read_messages(fields: Fields) -> list[dict[str, object]]:
+    """`messages` as a template takes them: text contents, known roles.
+
+    Raises:
+        ApiError: 400 naming the message at fault.
+    """
+    items = fields.items("messages")
+    if not items:
+        raise bad_request("messages must hold at least one message", "messages", "invalid_value")
+    return [_read_message(item, f"messages[{index}]") for index, item in enumerate(items)]
+
+
+def _read_message(item: object, where: str) -> dict[str, object]:
+    if not isinstance(item, dict):
+        raise bad_request(f"{where} must be an object with role and content", where, "invalid_type")
+    fields = Fields(item, where)
+    role = fields.text("role")
+    if role not in _ROLES:
+        raise bad_request(
+            f"{where}.role={role!r} is not supported by this engine; one of {', '.join(_ROLES)}", f"{where}.role", "invalid_value"
+        )
+    # OpenAI renamed `system` for its newer models; the templates of open models know the old name.
+    message: dict[str, object] = {"role": "system" if role == "developer" else role, "content": _read_content(fields)}
+    for name in ("name", "reasoning_content"):
+        value = fields.text(name)
+        if value is not None:
+            message[name] = value
+    fields.only("tool_calls", [])
+    fields.only("annotations", [])
+    for name in ("function_call", "audio", "refusal"):
+        fields.only(name)
+    fields.end()
+    return message
+
+
+def _read_content(fields: Fields) -> str:
+    """The content as one text; text parts are joined by line breaks, as vLLM and SGLang do for text models."""
+    value = fields.value("content")
+    if not isinstance(value, list):
+        text = fields.text("content")
+        if text is None:
+            raise bad_request(f"{fields.path('content')} is missing; send a string", fields.path("content"), "invalid_value")
+        return text
+    texts: list[str] = []
+    for index, item in enumerate(value):
+        where = f"{fields.path('content')}[{index}]"
+        if not isinstance(item, dict) or item.get("type") != "text" or not isinstance(item.get("text"), str):
+            kind = item.get("type") if isinstance(item, dict) else item
+            raise bad_request(f"{where} of type {kind!r:.60} is not supported: this engine takes text only", where, "unsupported_content")
+        texts.append(check_text(item["text"], where))
+    return "\n".join(texts)
+
+
+def read_template_variables(fields: Fields) -> Mapping[str, object]:
+    """`chat_template_kwargs`, such as Qwen3's `enable_thinking`."""
+    value = fields.value("chat_template_kwargs")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise bad_request("chat_template_kwargs must be an object", "chat_template_kwargs", "invalid_type")
+    return value
+
+
+def encode_chat(messages: list[dict[str, object]], extra: Mapping[str, object], model: LoadedModel) -> tuple[int, ...]:
+    """Token ids of a conversation that ends where the assistant begins.
+
+    Raises:
+        ApiError: 400: a base model, or the template refuses; 422: far too long.
+    """
+    template = model.text.chat_template
+    if template is None:
+        raise bad_request(
+            f"{model.limits.model_id!r} is a base model without a chat template; use /v1/completions with a prompt",
+            "messages",
+            "no_chat_template",
+        )
+    try:
+        rendered = template.render(messages, extra)
+    except TemplateRefused as refusal:
+        raise bad_request(f"the model's chat template refuses this conversation: {refusal}", "messages", "template_refused") from None
+    # The template writes BOS itself where the model wants one.
+    return encode_prompt(check_text(rendered, "messages"), model, "messages", add_special_tokens=False)
+
+
+def read_stream(fields: Fields) -> tuple[bool, bool]:
+    """`stream`, and whether its last chunk reports the usage."""
+    stream = fields.flag("stream")
+    if not stream and fields.value("stream_options") is not None:
+        raise bad_request("stream_options needs stream=true", "stream_options", "invalid_value")
+    options = fields.nested("stream_options")
+    include_usage = options.flag("include_usage")
+    options.ignore("include_obfuscation")
+    options.end()
+    return stream, include_usage
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    for name, neutral in (("logprobs", False), ("top_logprobs", 0), ("tools", []), ("functions", []), ("store", False)):
+        fields.only(name, neutral)
+    fields.only("tool_choice", "none", "auto")
+    fields.only("function_call", "none", "auto")
+    fields.only("response_format", {"type": "text"})
+    fields.only("modalities", ["text"])
+    fields.only("add_generation_prompt", True)
+    fields.only("continue_final_message", False)
+    for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
+        fields.only(name)
+
+
+def usage(ending: Ending) -> Json:
+    """OpenAI's usage object. The token that ended the answer is not counted: it is no part of it."""
+    return {
+        "prompt_tokens": ending.prompt_tokens,
+        "completion_tokens": ending.completion_tokens,
+        "total_tokens": ending.prompt_tokens + ending.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": ending.cached_tokens},
+    }
+
+
+class ChatShape:
+    """`chat.completion`, and its chunks: the role, the text, the finish reason, the usage if asked for."""
+
+    def __init__(self, request_id: str, model_id: str, created: int, include_usage: bool) -> None:
+        self._frame: Json = {"id": request_id, "object": "chat.completion", "created": created, "model": model_id}
+        self._include_usage = include_usage
+
+    def whole(self, piece: Piece, ending: Ending) -> Json:
+        """The answer without a stream."""
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ending.finish.value}
+        return {**self._frame, "choices": [choice], "usage": usage(ending)}
+
+    def begin(self) -> list[Json]:
+        """The role."""
+        return [self._chunk({"role": "assistant", "content": ""}, None)]
+
+    def piece(self, piece: Piece) -> list[Json]:
+        """New text, if any is certain yet."""
+        return [self._chunk({"content": piece.text}, None)] if piece.text else []
+
+    def end(self, ending: Ending) -> list[Json]:
+        """The finish reason, and the usage in a chunk without choices."""
+        chunks = [self._chunk({}, ending.finish.value)]
+        if self._include_usage:
+            chunks.append({**self._frame, "object": "chat.completion.chunk", "choices": [], "usage": usage(ending)})
+        return chunks
+
+    def _chunk(self, delta: Json, finish_reason: str | None) -> Json:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        chunk = {**self._frame, "object": "chat.completion.chunk", "choices": [choice]}
+        return {**chunk, "usage": None} if self._include_usage else chunk

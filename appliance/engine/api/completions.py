@@ -1,0 +1,88 @@
+"""/v1/completions: a text or token ids to go on from; answers in OpenAI's form."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from appliance.engine.api.chat import IGNORED, read_stream, usage
+from appliance.engine.api.errors import bad_request
+from appliance.engine.api.exchange import Job, Json
+from appliance.engine.api.fields import Fields, check_text, check_token_ids
+from appliance.engine.api.generation import Ending, Piece
+from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_sampling
+from appliance.engine.api.service import LoadedModel
+from appliance.engine.messages import GenerateRequest
+
+
+def read_completion(fields: Fields, model: LoadedModel) -> Job:
+    """The body of a completion request, checked.
+
+    Raises:
+        ApiError: what is wrong with it.
+    """
+    model_id = check_model(fields, model)
+    sampling = read_sampling(fields, model.text, "max_tokens", "max_completion_tokens")
+    stream, include_usage = read_stream(fields)
+    for name, neutral in (("best_of", 1), ("echo", False), ("suffix", ""), ("store", False)):
+        fields.only(name, neutral)
+    fields.only("logprobs")
+    fields.only("response_format", {"type": "text"})
+    fields.ignore(*IGNORED)
+    prompt = fields.value("prompt")
+    fields.end()
+    prompt_ids = _encode(prompt, model)
+    request = GenerateRequest(f"cmpl-{uuid.uuid4().hex}", prompt_ids, fit(sampling, prompt_ids, model, "prompt"))
+    return Job(request, sampling.stops, stream, CompletionShape(request.request_id, model_id, int(time.time()), include_usage))
+
+
+def _encode(prompt: object, model: LoadedModel) -> tuple[int, ...]:
+    """OpenAI's four forms: a text, a list of one text, token ids, a list of one list of token ids."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise bad_request(
+                f"prompt holds {len(prompt)} prompts; send each as a request of its own, they run together",
+                "prompt",
+                "unsupported_parameter",
+            )
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return encode_prompt(check_text(prompt, "prompt"), model, "prompt", add_special_tokens=True)
+    if isinstance(prompt, list) and prompt:
+        return check_token_ids(prompt, "prompt", model.text.vocabulary)
+    raise bad_request("prompt must be a text or a list of at least one token id", "prompt", "invalid_type")
+
+
+class CompletionShape:
+    """`text_completion`, whole and in chunks."""
+
+    def __init__(self, request_id: str, model_id: str, created: int, include_usage: bool) -> None:
+        self._frame: Json = {"id": request_id, "object": "text_completion", "created": created, "model": model_id}
+        self._include_usage = include_usage
+
+    def whole(self, piece: Piece, ending: Ending) -> Json:
+        """The answer without a stream."""
+        return {**self._frame, "choices": [_choice(piece.text, ending.finish.value)], "usage": usage(ending)}
+
+    def begin(self) -> list[Json]:
+        """Nothing comes before the text."""
+        return []
+
+    def piece(self, piece: Piece) -> list[Json]:
+        """New text, if any is certain yet."""
+        return [self._chunk(_choice(piece.text, None))] if piece.text else []
+
+    def end(self, ending: Ending) -> list[Json]:
+        """The finish reason, and the usage in a chunk without choices."""
+        chunks = [self._chunk(_choice("", ending.finish.value))]
+        if self._include_usage:
+            chunks.append({**self._frame, "choices": [], "usage": usage(ending)})
+        return chunks
+
+    def _chunk(self, choice: Json) -> Json:
+        chunk = {**self._frame, "choices": [choice]}
+        return {**chunk, "usage": None} if self._include_usage else chunk
+
+
+def _choice(text: str, finish_reason: str | None) -> Json:
+    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}

@@ -1,0 +1,89 @@
+"""/generate: SGLang's own endpoint, a text or token ids in, both out."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from appliance.engine.api.errors import bad_request
+from appliance.engine.api.exchange import Job, Json
+from appliance.engine.api.fields import Fields
+from appliance.engine.api.generation import Ending, Piece
+from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_sampling
+from appliance.engine.api.service import LoadedModel
+from appliance.engine.messages import FinishReason, GenerateRequest
+
+
+def read_generate(fields: Fields, model: LoadedModel) -> Job:
+    """The body of a /generate request, checked.
+
+    Raises:
+        ApiError: what is wrong with it.
+    """
+    check_model(fields, model)
+    parameters = fields.nested("sampling_params")
+    sampling = read_sampling(parameters, model.text, "max_new_tokens")
+    parameters.end()
+    stream = fields.flag("stream")
+    fields.only("return_logprob", False)
+    rid = fields.text("rid")
+    text, input_ids = fields.text("text"), fields.token_ids("input_ids", model.text.vocabulary)
+    fields.end()
+    if (text is None) == (input_ids is None) or input_ids == ():
+        raise bad_request("send either text or input_ids with at least one token id", "text", "invalid_value")
+    if input_ids is None:
+        input_ids = encode_prompt(text or "", model, "text", add_special_tokens=True)
+    param = "input_ids" if text is None else "text"
+    # The engine's ids must be unique, a client's need not be.
+    request = GenerateRequest(f"gen-{uuid.uuid4().hex}", input_ids, fit(sampling, input_ids, model, param))
+    return Job(request, sampling.stops, stream, GenerateShape(rid or request.request_id))
+
+
+class GenerateShape:
+    """SGLang's answer; the events of a stream carry all of the text and tokens so far, as SGLang's do."""
+
+    def __init__(self, rid: str) -> None:
+        self._rid = rid
+        self._started_s = time.monotonic()
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._prompt_tokens = 0
+
+    def whole(self, piece: Piece, ending: Ending) -> Json:
+        """The answer without a stream."""
+        self._grow(piece)
+        return self._answer(ending)
+
+    def begin(self) -> list[Json]:
+        """Nothing comes before the text."""
+        return []
+
+    def piece(self, piece: Piece) -> list[Json]:
+        """Text and tokens so far."""
+        self._grow(piece)
+        meta = {"id": self._rid, "finish_reason": None, "completion_tokens": len(self._token_ids)}
+        return [{"text": self._text, "output_ids": self._token_ids, "meta_info": meta}]
+
+    def end(self, ending: Ending) -> list[Json]:
+        """The last event is the whole answer."""
+        return [self._answer(ending)]
+
+    def _grow(self, piece: Piece) -> None:
+        self._text += piece.text
+        self._token_ids += piece.token_ids
+
+    def _answer(self, ending: Ending) -> Json:
+        reason: Json = {"type": ending.finish.value}
+        if ending.finish is FinishReason.LENGTH:
+            reason["length"] = ending.completion_tokens
+        elif ending.matched_stop is not None:
+            reason["matched"] = ending.matched_stop
+        meta = {
+            "id": self._rid,
+            "finish_reason": reason,
+            "prompt_tokens": ending.prompt_tokens,
+            "completion_tokens": ending.completion_tokens,
+            "cached_tokens": ending.cached_tokens,
+            "e2e_latency": round(time.monotonic() - self._started_s, 6),
+        }
+        return {"text": self._text, "output_ids": self._token_ids, "meta_info": meta}

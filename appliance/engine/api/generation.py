@@ -1,0 +1,146 @@
+"""One sequence on the engine, as the event loop sees it: tokens come from the engine's thread, text goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+
+from appliance.engine.api.errors import ApiError
+from appliance.engine.api.service import LoadedModel
+from appliance.engine.detokenize import StopStrings
+from appliance.engine.messages import FinishReason, GenerateRequest, RequestRefused, TokenOutput
+
+
+class GenerationFailed(Exception):
+    """The engine gave this sequence up; the message is one sentence for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came since the last piece. The text may lag behind the tokens: half characters and possible stop strings wait."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an answer ended, and its counts."""
+
+    finish: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    matched_stop: str | None
+
+
+class Generation:
+    """Pieces of one answer. Made by `submitted`."""
+
+    def __init__(self, model: LoadedModel, request: GenerateRequest, stops: Iterable[str]) -> None:
+        self._engine = model.engine
+        self._request = request
+        self._detokenizer = model.text.detokenizer(request.prompt_ids)
+        self._stops = StopStrings(stops)
+        self._loop = asyncio.get_running_loop()
+        # Holds at most max_new_tokens small integers, however slowly the client reads.
+        self._outputs: asyncio.Queue[TokenOutput] = asyncio.Queue()
+        self._finish: FinishReason | None = None
+        self._cached_tokens = 0
+        self.completion_tokens = 0
+        self.started_s = time.monotonic()
+        self.first_token_s: float | None = None
+        """From submission to the first output; None until then."""
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """How it ended; None while it goes on, or was left by its client."""
+        return self._finish
+
+    @property
+    def succeeded(self) -> bool:
+        """It ended as an answer should."""
+        return self._finish in (FinishReason.STOP, FinishReason.LENGTH)
+
+    def submit(self) -> None:
+        """Give the sequence to the engine.
+
+        Raises:
+            ApiError: 422: it can never run.
+        """
+        try:
+            self._engine.submit(self._request, self._receive)
+        except RequestRefused as refusal:
+            raise ApiError(422, str(refusal), code="context_length_exceeded") from None
+
+    def abort(self) -> None:
+        """Make the engine drop the sequence, unless it has ended."""
+        if self._finish is None:
+            self._engine.abort(self._request.request_id)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answer as it grows, the last piece once it has ended. What piled up meanwhile comes as one piece.
+
+        Raises:
+            GenerationFailed: the engine could not finish it.
+        """
+        while self._finish is None:
+            outputs = [await self._outputs.get()]
+            while not self._outputs.empty():
+                outputs.append(self._outputs.get_nowait())
+            yield self._take(outputs)
+
+    def ending(self) -> Ending:
+        """Once the pieces have ended."""
+        assert self._finish is not None, "asked for the ending of an answer that goes on"
+        return Ending(self._finish, len(self._request.prompt_ids), self.completion_tokens, self._cached_tokens, self._stops.matched)
+
+    def _receive(self, output: TokenOutput) -> None:
+        # Called by the engine's thread. The loop is closed only while the process exits: nobody is left to tell.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._outputs.put_nowait, output)
+
+    def _take(self, outputs: list[TokenOutput]) -> Piece:
+        if self.first_token_s is None:
+            self.first_token_s = time.monotonic() - self.started_s
+        text: list[str] = []
+        token_ids: list[int] = []
+        for output in outputs:
+            self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
+            for token_id in output.token_ids:
+                token_ids.append(token_id)
+                self.completion_tokens += 1
+                text.append(self._stops.feed(self._detokenizer.feed((token_id,))))
+                if self._stops.matched is not None:
+                    self.abort()
+                    self._finish = FinishReason.STOP
+                    return Piece("".join(text), tuple(token_ids))
+            if output.finish is not None:
+                text.append(self._end(output.finish, output.error))
+        return Piece("".join(text), tuple(token_ids))
+
+    def _end(self, finish: FinishReason, error: str | None) -> str:
+        """The text that was still held back."""
+        self._finish = finish
+        if finish is FinishReason.ERROR:
+            raise GenerationFailed(error or "the engine could not finish this answer")
+        if finish is FinishReason.ABORT:
+            raise GenerationFailed("the engine dropped this answer before its end")
+        text = self._stops.feed(self._detokenizer.flush())
+        if self._stops.matched is not None:
+            self._finish = FinishReason.STOP
+        return text + self._stops.flush()
+
+
+@contextlib.contextmanager
+def submitted(model: LoadedModel, request: GenerateRequest, stops: Iterable[str]) -> Iterator[Generation]:
+    """A generation that is aborted when it is left before its end, by an error or because the client went away."""
+    generation = Generation(model, request, stops)
+    generation.submit()
+    try:
+        yield generation
+    finally:
+        generation.abort()

@@ -1,0 +1,111 @@
+"""Numbers for Prometheus, in its text format.
+
+Written out by hand: thirteen series do not carry a dependency that the Debian package would have to pull in for them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections import Counter
+
+from appliance.engine.messages import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Outcome(enum.Enum):
+    """How a request ended."""
+
+    FINISHED = "finished"
+    REFUSED = "refused"
+    """4xx, or 503 because there was no engine to give it to."""
+    FAILED = "failed"
+    """The engine could not finish it."""
+    DISCONNECTED = "disconnected"
+    """The client left before the last byte."""
+
+
+class Histogram:
+    """Prometheus' cumulative histogram."""
+
+    def __init__(self, name: str, doc: str, bounds: tuple[float, ...]) -> None:
+        self._name = name
+        self._doc = doc
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self) -> list[str]:
+        """In the text format."""
+        lines = _head(self._name, "histogram", self._doc)
+        total = 0
+        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
+            total += count
+            lines.append(f'{self._name}_bucket{{le="{bound}"}} {total}')
+        return [*lines, f"{self._name}_sum {self._sum:.6f}", f"{self._name}_count {total}"]
+
+
+class HttpMetrics:
+    """What the HTTP side counts itself."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[tuple[str, Outcome]] = Counter()
+        self.first_token_s = Histogram(
+            "appliance_engine_time_to_first_token_seconds",
+            "From the request's body to the first token.",
+            (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
+        )
+        self.whole_s = Histogram(
+            "appliance_engine_request_seconds",
+            "From the request's body to the last byte, of finished requests.",
+            (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
+        )
+
+    def count(self, path: str, outcome: Outcome) -> None:
+        """One request is over."""
+        self._requests[path, outcome] += 1
+
+    def lines(self) -> list[str]:
+        """In the text format."""
+        name = "appliance_engine_requests_total"
+        lines = _head(name, "counter", "Requests by endpoint and how they ended.")
+        for (path, outcome), count in sorted(self._requests.items(), key=lambda item: (item[0][0], item[0][1].value)):
+            lines.append(f'{name}{{path="{path}",outcome="{outcome.value}"}} {count}')
+        return [*lines, *self.first_token_s.lines(), *self.whole_s.lines()]
+
+
+def render(http: HttpMetrics, stats: EngineStats | None) -> str:
+    """The whole page; without an engine, only what the HTTP side knows."""
+    lines = [*_series("ready", "gauge", "1 once the model answers.", 0 if stats is None else 1), *http.lines()]
+    if stats is not None:
+        lines += _engine_lines(stats)
+    return "\n".join(lines) + "\n"
+
+
+def _engine_lines(stats: EngineStats) -> list[str]:
+    return [
+        *_series("steps_total", "counter", "Scheduler steps that prefilled a chunk or produced a token.", stats.progress),
+        *_series("running_requests", "gauge", "Sequences that hold KV blocks.", stats.running),
+        *_series("waiting_requests", "gauge", "Sequences that wait to start.", stats.waiting),
+        *_series("prompt_tokens_total", "counter", "Prompt tokens prefilled.", stats.prompt_tokens),
+        *_series("generated_tokens_total", "counter", "Tokens produced.", stats.generated_tokens),
+        *_series("preemptions_total", "counter", "Sequences set back for want of KV blocks.", stats.preemptions),
+        *_series("kv_blocks", "gauge", "KV blocks there are.", stats.kv_blocks_total),
+        *_series("kv_blocks_used", "gauge", "KV blocks held by sequences.", stats.kv_blocks_used),
+        *_series("last_step_seconds", "gauge", "Duration of the last completed step.", round(stats.last_step_s, 6)),
+    ]
+
+
+def _series(name: str, kind: str, doc: str, value: float) -> list[str]:
+    full = f"appliance_engine_{name}"
+    return [*_head(full, kind, doc), f"{full} {value}"]
+
+
+def _head(name: str, kind: str, doc: str) -> list[str]:
+    return [f"# HELP {name} {doc}", f"# TYPE {name} {kind}"]

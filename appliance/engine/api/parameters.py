@@ -1,0 +1,156 @@
+"""What the generating endpoints have in common: the model's name, sampling, and whether it all fits the context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.engine.api.errors import ApiError, bad_request
+from appliance.engine.api.fields import Fields, check_text
+from appliance.engine.api.service import LoadedModel
+from appliance.engine.messages import SamplingParams
+from appliance.engine.text import ModelText, TooManyTokens
+
+MOST_STOPS = 4
+_INT64 = 2**63
+_ANY_COUNT = 10**18
+"""Larger than any context; fit() says what the limit really is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """A client's sampling parameters, before the prompt is known.
+
+    Attributes:
+        max_new_tokens: None: what fits.
+        max_tokens_name: what this client calls it.
+        stops: strings that end the answer.
+    """
+
+    max_new_tokens: int | None
+    max_tokens_name: str
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stops: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+
+
+def check_model(fields: Fields, model: LoadedModel) -> str:
+    """The model's id; a client that names none means the one that is served.
+
+    Raises:
+        ApiError: 404: another model.
+    """
+    served = model.limits.model_id
+    name = fields.text("model")
+    if name not in (None, "", served):
+        raise ApiError(404, f"the model {name!r} does not exist here; this engine serves {served!r}", param="model", code="model_not_found")
+    return served
+
+
+def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str) -> Sampling:
+    """Sampling parameters under OpenAI's and SGLang's names; defaults are the model's own.
+
+    Raises:
+        ApiError: 400: a wrong type or value, or a parameter that this engine does not have.
+    """
+    max_tokens_name, max_new_tokens = _read_max_tokens(fields, max_tokens_names)
+    stop_token_ids = frozenset(fields.token_ids("stop_token_ids", text.vocabulary) or ())
+    if not fields.flag("ignore_eos"):
+        stop_token_ids |= text.end_token_ids
+    top_p = fields.number("top_p", text.defaults.top_p, 0, 1)
+    if top_p == 0:
+        raise bad_request(f"{fields.path('top_p')}=0 leaves no token to choose; use temperature=0 for greedy", "top_p", "invalid_value")
+    top_k = fields.integer("top_k", -1, 2**31 - 1)
+    seed = fields.integer("seed", -_INT64, _INT64 - 1)
+    for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1), ("min_p", 0), ("min_tokens", 0)):
+        fields.only(name, neutral)
+    fields.only("n", 1)
+    fields.only("logit_bias", {})
+    fields.only("skip_special_tokens", True)
+    return Sampling(
+        max_new_tokens=max_new_tokens,
+        max_tokens_name=max_tokens_name,
+        temperature=fields.number("temperature", text.defaults.temperature, 0, 2),
+        top_p=top_p,
+        top_k=text.defaults.top_k if top_k is None else max(0, top_k),
+        seed=None if seed is None else seed % _INT64,
+        stops=_read_stops(fields),
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def _read_max_tokens(fields: Fields, names: tuple[str, ...]) -> tuple[str, int | None]:
+    given = {name: value for name in names if (value := fields.integer(name, 1, _ANY_COUNT)) is not None}
+    if len(set(given.values())) > 1:
+        both = " and ".join(f"{name}={value}" for name, value in given.items())
+        raise bad_request(f"{both} contradict each other; send one of them", names[-1], "invalid_value")
+    return next(iter(given.items()), (names[0], None))
+
+
+def _read_stops(fields: Fields) -> tuple[str, ...]:
+    value = fields.value("stop")
+    stops = [] if value is None else value if isinstance(value, list) else [value]
+    if len(stops) > MOST_STOPS:
+        raise bad_request(f"stop has {len(stops)} strings; at most {MOST_STOPS} are allowed", "stop", "invalid_value")
+    checked: list[str] = []
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise bad_request("stop must be a string or a list of strings", "stop", "invalid_type")
+        if not stop:
+            raise bad_request("stop holds an empty string, which would end every answer at once; leave it out", "stop", "invalid_value")
+        checked.append(check_text(stop, "stop"))
+    return tuple(checked)
+
+
+def encode_prompt(text: str, model: LoadedModel, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    """Token ids of a prompt; their number may still exceed the context, `fit` tells.
+
+    Raises:
+        ApiError: 422: far too long; 400: no tokens at all.
+    """
+    context = model.limits.context_length_tokens
+    try:
+        ids = model.text.encode(text, add_special_tokens=add_special_tokens, most_tokens=context)
+    except TooManyTokens as error:
+        raise _too_long(f"at least {error.at_least}", context, param) from None
+    if not ids:
+        raise bad_request(f"{param} is empty: there is nothing to go on from; send at least one token", param, "invalid_value")
+    return ids
+
+
+def fit(sampling: Sampling, prompt_ids: tuple[int, ...], model: LoadedModel, param: str) -> SamplingParams:
+    """The sampling for this prompt; without a wish, the answer may take what the prompt leaves of the context.
+
+    Raises:
+        ApiError: 422 with both numbers and what would fit.
+    """
+    context = model.limits.context_length_tokens
+    room = context - len(prompt_ids)
+    if room < 1:
+        raise _too_long(str(len(prompt_ids)), context, param)
+    wanted = sampling.max_new_tokens
+    if wanted is not None and wanted > room:
+        name = sampling.max_tokens_name
+        message = (
+            f"a prompt of {len(prompt_ids)} tokens plus {name}={wanted} is {len(prompt_ids) + wanted} tokens and exceeds the context of"
+            f" {context} tokens; with this prompt at most {name}={room} fits"
+        )
+        raise ApiError(422, message, param=name, code="context_length_exceeded")
+    return SamplingParams(
+        max_new_tokens=wanted or room,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+    )
+
+
+def _too_long(counted: str, context: int, param: str) -> ApiError:
+    message = (
+        f"the prompt has {counted} tokens and the context is {context} tokens, of which the answer needs at least 1:"
+        f" at most {context - 1} prompt tokens fit; shorten the prompt or raise [engine] context_length_tokens"
+    )
+    return ApiError(422, message, param=param, code="context_length_exceeded")

@@ -1,0 +1,171 @@
+"""One engine life: listen, load, serve, drain.
+
+HTTP answers from the first moment (`/health` says 503 loading), the model loads in a thread, and SIGTERM lets what runs
+finish. The exit codes are those that the supervisor's backend knows: 0 asked to stop, 1 address in use, 66 the model
+folder is bad, 70 a defect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from appliance.core.errors import ModelError
+from appliance.engine.api.app import make_app
+from appliance.engine.api.service import LoadedModel, Service
+from appliance.engine.listen import bound_endpoint
+from appliance.engine.report import report_batches
+
+log = logging.getLogger("appliance.engine.server")
+
+EXIT_STOPPED = 0
+EXIT_BAD_MODEL = 66
+"""EX_NOINPUT of sysexits.h."""
+
+_DRAIN_REPORT_S = 5.0
+_KEEP_ALIVE_S = 75
+"""Longer than the gateway's probes are apart, so that they reuse one connection."""
+
+
+class EngineServer:
+    """The HTTP server and the model behind it.
+
+    Attributes:
+        service: the state that the endpoints see.
+    """
+
+    def __init__(self, service: Service, load: Callable[[], LoadedModel], write_timeout_s: float) -> None:
+        """`load` blocks until the model can answer; it runs in a thread of its own."""
+        self.service = service
+        self._load = load
+        self._stop = asyncio.Event()
+        config = uvicorn.Config(
+            make_app(service),
+            http=impatient_protocol(write_timeout_s),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+        self._http = _Http(config)
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve until asked to stop; returns the exit code.
+
+        Raises:
+            Exception: whatever `load` raised, except a ModelError.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        log.info("Listening on %s.", bound_endpoint(listener))
+        stopping = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self._become_ready())
+        await asyncio.wait({serving, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            try:
+                loading.result()
+            except ModelError as error:
+                log.error("%s", error)
+                return EXIT_BAD_MODEL
+            reporting = asyncio.create_task(report_batches(self.service))
+            await stopping
+            await self._drain()
+            reporting.cancel()
+            self._http.should_exit = True
+            await serving
+        log.info("The engine has stopped.")
+        return EXIT_STOPPED
+
+    async def _become_ready(self) -> None:
+        started_s = time.monotonic()
+        self.service.model = await asyncio.to_thread(self._load)
+        limits = self.service.model.limits
+        log.info(
+            "The engine is ready. model=%s context_length_tokens=%d max_running=%d kv_tokens=%d elapsed=%.2f s",
+            limits.model_id,
+            limits.context_length_tokens,
+            limits.max_running,
+            limits.kv_tokens,
+            time.monotonic() - started_s,
+        )
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        name = signal.Signals(number).name
+        if self._stop.is_set():
+            log.warning("%s received again. Exiting at once with %d requests unfinished.", name, self.service.active)
+            logging.shutdown()
+            os._exit(EXIT_STOPPED)
+        log.info("%s received. Running requests: %d; new ones are refused.", name, self.service.active)
+        self.service.draining = True
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        """Until the last running request is answered; the supervisor's stop deadline is the only limit."""
+        idle = asyncio.create_task(self.service.until_idle())
+        while not idle.done():
+            log.info("Gracefully exiting… Remaining number of requests: %d.", self.service.active)
+            await asyncio.wait({idle}, timeout=_DRAIN_REPORT_S)
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its signal handlers: they would stop serving before the drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """For uvicorn 0.29 and later."""
+        yield
+
+    def install_signal_handlers(self) -> None:
+        """For uvicorn before 0.29."""
+
+
+def impatient_protocol(write_timeout_s: float) -> type[HttpToolsProtocol]:
+    """uvicorn's HTTP protocol that cuts a connection whose client takes no bytes for so long.
+
+    While the transport is full, `send` waits and nothing is added, so its buffer shrinks exactly when the client reads.
+    Cutting it looks like any other disconnect to the request: its sequence is aborted.
+    """
+
+    class ImpatientProtocol(HttpToolsProtocol):
+        _stalled: asyncio.TimerHandle | None = None
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._forget()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            self._stalled = self.loop.call_later(write_timeout_s, self._check, self.transport.get_write_buffer_size())
+
+        def _check(self, before_bytes: int) -> None:
+            if self.transport.get_write_buffer_size() < before_bytes:
+                self._watch()
+                return
+            log.warning("A client read nothing for %.0f s while its answer waits. Its connection is closed.", write_timeout_s)
+            self.transport.abort()
+
+        def _forget(self) -> None:
+            if self._stalled is not None:
+                self._stalled.cancel()
+                self._stalled = None
+
+    return ImpatientProtocol

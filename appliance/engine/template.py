@@ -1,0 +1,131 @@
+"""The model's own chat template, rendered as Hugging Face's tokenizers render it.
+
+Templates are programs written by whoever published the model: they run in jinja2's immutable sandbox. What they may use
+(the `generation` block, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls, trimmed
+blocks) is the contract that model authors write against.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from appliance.core.errors import ModelError
+
+
+class TemplateRefused(Exception):
+    """The template raised: the conversation is not one that the model takes, in the template's own words."""
+
+
+class ChatTemplate:
+    """One compiled template with the model's special tokens.
+
+    Raises:
+        ModelError: the template does not compile.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
+
+    def render(self, messages: Sequence[Mapping[str, object]], extra: Mapping[str, object]) -> str:
+        """The conversation as one text that ends where the assistant's answer begins.
+
+        `extra` are variables for the template (`chat_template_kwargs`); they cannot replace the conversation.
+
+        Raises:
+            TemplateRefused: the template raised, or does not know what to do with a value.
+        """
+        variables: dict[str, Any] = {**self._special_tokens, **extra}
+        variables |= {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            return self._template.render(variables)
+        except jinja2.TemplateError as error:
+            raise TemplateRefused(error.message or type(error).__name__) from error
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
+            # A template may add a string to a missing value, or divide by a length of nothing.
+            raise TemplateRefused(f"{type(error).__name__}: {error}") from error
+
+
+def load_chat_template(model_path: Path, tokenizer_config: Mapping[str, object]) -> ChatTemplate | None:
+    """The folder's template: `chat_template.jinja`, else the one in tokenizer_config.json; None for a base model.
+
+    Raises:
+        ModelError: it does not compile, or is of no known form.
+    """
+    special_tokens = _special_tokens(tokenizer_config)
+    own_file = model_path / "chat_template.jinja"
+    if own_file.is_file():
+        return ChatTemplate(own_file.read_text(encoding="utf-8"), special_tokens)
+    source = tokenizer_config.get("chat_template")
+    if isinstance(source, list):
+        # Several named templates: HF's list form. `default` is the one for a plain conversation.
+        named = {
+            str(entry["name"]): entry["template"] for entry in source if isinstance(entry, dict) and {"name", "template"} <= entry.keys()
+        }
+        source = named.get("default")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise ModelError(f"{model_path / 'tokenizer_config.json'}: chat_template must be a string or a list of named templates")
+    return ChatTemplate(source, special_tokens)
+
+
+def _special_tokens(tokenizer_config: Mapping[str, object]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and so on; each is a string or an object with `content`."""
+    tokens: dict[str, str] = {}
+    for key, value in tokenizer_config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            tokens[key] = text
+    return tokens
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for training; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

@@ -1,0 +1,143 @@
+"""Text on one side, token ids on the other: the model's tokenizer, its chat template and its end tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from appliance.core.errors import ModelError
+from appliance.engine.detokenize import Detokenizer, TokenBytes
+from appliance.engine.template import ChatTemplate, load_chat_template
+
+_SLICE_CHARS = 64 * 1024
+_SLICE_SLACK_TOKENS = 64
+"""A cut through a long word can cost that many tokens more than the uncut text has."""
+
+
+class TooManyTokens(Exception):
+    """The text has certainly more tokens than were asked for; `at_least` is how many were counted."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__(f"at least {at_least} tokens")
+        self.at_least = at_least
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What generation_config.json recommends for this model; OpenAI's defaults where it is silent."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+class ModelText:
+    """The text side of one model folder.
+
+    Attributes:
+        vocabulary: token ids are below this.
+        end_token_ids: any of them ends an answer.
+        defaults: sampling parameters where a client gives none.
+    """
+
+    def __init__(self, model_path: Path) -> None:
+        """Read tokenizer.json, tokenizer_config.json, generation_config.json and config.json.
+
+        Raises:
+            ModelError: one that is needed is missing or cannot be read.
+        """
+        self._tokenizer = _load_tokenizer(model_path / "tokenizer.json")
+        tokenizer_config = _read_json(model_path / "tokenizer_config.json")
+        generation = _read_json(model_path / "generation_config.json")
+        config = _read_json(model_path / "config.json")
+        self._template = load_chat_template(model_path, tokenizer_config)
+        self._token_bytes = TokenBytes(self._tokenizer)
+        vocab_size = config.get("vocab_size")
+        self.vocabulary = vocab_size if isinstance(vocab_size, int) else self._tokenizer.get_vocab_size()
+        self.end_token_ids = self._end_token_ids(generation, config, tokenizer_config)
+        self.defaults = _sampling_defaults(generation)
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """None for a base model: it continues text and knows no roles."""
+        return self._template
+
+    def encode(self, text: str, *, add_special_tokens: bool, most_tokens: int) -> tuple[int, ...]:
+        """Token ids; with special tokens (such as BOS) where the tokenizer adds them.
+
+        A text of megabytes would take seconds and a gigabyte for its encoding: what is certainly longer than
+        `most_tokens` is found out by counting slices. Shorter texts are encoded even if they turn out too long.
+
+        Raises:
+            TooManyTokens: the text is longer, by a lot.
+        """
+        if len(text) > max(_SLICE_CHARS, 4 * most_tokens):
+            self._refuse_by_slices(text, most_tokens)
+        return tuple(self._encode(text, add_special_tokens))
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The batch call lets other threads run; `encode` holds the interpreter's lock, and with it the decode loop, for
+        # as long as it takes (1.5 s for 2.8 MB). "fast" leaves out the offsets.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _refuse_by_slices(self, text: str, most_tokens: int) -> None:
+        at_least = 0
+        for start in range(0, len(text), _SLICE_CHARS):
+            part = self._encode(text[start : start + _SLICE_CHARS], add_special_tokens=False)
+            at_least += max(0, len(part) - _SLICE_SLACK_TOKENS)
+            if at_least > most_tokens:
+                raise TooManyTokens(at_least)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones left out."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+        """For one answer that goes on from this prompt."""
+        return Detokenizer(self._token_bytes, prompt_ids)
+
+    def _end_token_ids(
+        self, generation: Mapping[str, object], config: Mapping[str, object], tokenizer_config: Mapping[str, object]
+    ) -> frozenset[int]:
+        """generation_config.json's, else config.json's; and the tokenizer's own."""
+        declared = generation.get("eos_token_id", config.get("eos_token_id"))
+        ids = {value for value in (declared if isinstance(declared, list) else [declared]) if isinstance(value, int)}
+        token = tokenizer_config.get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        own = self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+        return frozenset(ids if own is None else ids | {own})
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing finer, for a missing file as for a bad one
+        reason = "there is no such file" if not path.exists() else str(error)
+        raise ModelError(f"{path} cannot be read: {reason}", hint="add the model again with `appliancectl model add`") from error
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    """The object in a file; empty where there is no file, as for models that need none of it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", hint="add the model again with `appliancectl model add`") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return value
+
+
+def _sampling_defaults(generation: Mapping[str, object]) -> SamplingDefaults:
+    def number(name: str, default: float) -> float:
+        value = generation.get(name)
+        return float(value) if isinstance(value, int | float) else default
+
+    if generation.get("do_sample") is False:
+        return SamplingDefaults()
+    return SamplingDefaults(number("temperature", 1.0), number("top_p", 1.0), int(number("top_k", 0)))
