@@ -1,0 +1,92 @@
+"""`appliancectl status`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from appliance.cli.place import Place
+from appliance.cli.printing import ago, bad, bold, fields, good, say, say_json, uncertain, wrapped
+from appliance.cli.verbs import Verb
+from appliance.control import client
+from appliance.core.errors import ExitCode
+from appliance.core.states import ANSWERING, COMING_BACK, EngineState
+from appliance.core.units import format_duration
+
+Json = Mapping[str, Any]
+
+
+@click.command(cls=Verb)
+@click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
+@click.pass_obj
+def status(place: Place, as_json: bool) -> ExitCode:
+    """What is going on, in words.
+
+    Exit code 0 while the engine serves or is on its way, 1 when it is parked or stopped, 3 without applianced.
+
+    \b
+    Example:
+      appliancectl status
+      appliancectl status --json | jq -r .state
+    """
+    answer = client.ask(place.control_socket(), "status")
+    state = EngineState(answer["state"])
+    if as_json:
+        say_json(answer)
+    else:
+        _print(state, answer)
+    return ExitCode.BAD if state in (EngineState.PARKED, EngineState.STOPPED) else ExitCode.OK
+
+
+def _print(state: EngineState, answer: Json) -> None:
+    model = answer.get("model") or "no model"
+    say(f"{_mark(state)} {bold(str(model))} ({answer.get('engine')}, generation {answer.get('generation')})")
+    for line in wrapped(str(answer.get("sentence", ""))):
+        say(f"  {line}")
+    say()
+    fields(
+        (
+            ("up", format_duration(float(answer.get("uptime_s") or 0.0))),
+            ("restarts", str(answer.get("restarts", ""))),
+            ("rung", _rung(answer.get("rung"))),
+            ("limits", _limits(answer.get("limits"))),
+            ("last incident", _incident(answer.get("last_incident"))),
+            *((f"sensor {name}", words) for name, words in _sensors(answer.get("sensors"))),
+        )
+    )
+
+
+def _mark(state: EngineState) -> str:
+    if state in ANSWERING:
+        return good("serving") if state is EngineState.SERVING else uncertain("degraded")
+    return uncertain(state.value) if state in COMING_BACK or state is EngineState.DRAINING else bad(state.value)
+
+
+def _rung(rung: Json | None) -> str:
+    if not rung:
+        return ""
+    words = (
+        f"{rung['index']}: context {rung['context_length_tokens']} tokens, prefill chunk {rung['prefill_chunk_tokens']}, "
+        f"{rung['max_running']} running, KV {rung['kv_dtype']}, memory fraction {rung['mem_fraction']:g}"
+    )
+    return f"{words}; gives up: {rung['gives_up']}" if rung.get("gives_up") else words
+
+
+def _limits(limits: Json | None) -> str:
+    if not limits:
+        return ""
+    requests, context, pool = limits["max_running"], limits["context_length_tokens"], limits["kv_tokens"]
+    return f"{requests} requests at once, {context} tokens each, {pool} tokens in the KV cache"
+
+
+def _incident(incident: Json | None) -> str:
+    if not incident:
+        return "none"
+    diagnosis = incident["diagnosis"]
+    return f"{incident['incident_id']}, {ago(incident['time_s'])}: {diagnosis['cause']}. {diagnosis['sentence']}"
+
+
+def _sensors(sensors: Any) -> list[tuple[str, str]]:
+    return [(str(name), str(words)) for name, words in sensors.items()] if isinstance(sensors, Mapping) else []

@@ -1,0 +1,229 @@
+"""`appliancectl run` as systemd's stand-in, with small real children."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.cli.foreground.children import FIRST_DELAY_S, LONGEST_DELAY_S, restart_delay_s
+
+ROOT = Path(__file__).parents[4]
+
+PROGRAM = """
+import socket, sys
+from pathlib import Path
+from appliance.cli.foreground.children import Child
+from appliance.cli.foreground.output import Output
+from appliance.cli.foreground.publications import PublicationFeed
+from appliance.cli.foreground.session import Member, Session
+
+def child(name, source):
+    return Member(Child(name, [sys.executable, "-u", "-c", source]), DEADLINE)
+
+DEADLINE = 30.0
+listener = socket.create_server(("127.0.0.1", 0))
+members = [child(name, source) for name, source in CHILDREN]
+session = Session(members, PublicationFeed(Path(RUN) / "control.sock"), Output(1), lambda publication: publication.reason, listener)
+sys.exit(session.run())
+"""
+BLOCK = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+OBEDIENT = f"""{BLOCK}
+import os
+print("up", os.getpid(), flush=True)
+signal.sigwait([signal.SIGTERM])
+print("asked to end", flush=True)
+"""
+STUBBORN = BLOCK + "import os, time; print('up', os.getpid(), flush=True)\nwhile True: time.sleep(60)\n"
+
+
+class Run:
+    """A session in a process of its own, read line by line."""
+
+    def __init__(self, tmp_path: Path, children: list[tuple[str, str]], deadline_s: float = 30.0) -> None:
+        program = f"CHILDREN = {children!r}\nRUN = {str(tmp_path)!r}\n" + PROGRAM.replace("DEADLINE = 30.0", f"DEADLINE = {deadline_s}")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.seen: list[str] = []
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read on to the line that matches."""
+        for line in self.process.stdout:
+            self.seen.append(line.rstrip("\n"))
+            if match := re.search(pattern, line):
+                return match
+        raise AssertionError(f"no line matches {pattern!r}:\n" + "\n".join(self.seen))
+
+    def rest(self) -> str:
+        """Everything up to the end."""
+        out, _ = self.process.communicate(timeout=60)
+        self.seen += out.splitlines()
+        return "\n".join(self.seen)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[object]:
+    """Sessions that are gone after the test, whatever happened in it."""
+    started: list[Run] = []
+
+    def start(*children: tuple[str, str], deadline_s: float = 30.0) -> Run:
+        started.append(Run(tmp_path, list(children), deadline_s))
+        return started[-1]
+
+    yield start
+    for run in started:
+        if run.process.poll() is None:
+            run.process.kill()
+        run.process.communicate()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def _wait_until_gone(pid: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while _alive(pid):
+        assert time.monotonic() < deadline_s, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_ends_the_children_in_order_and_is_exit_code_0(runs, number: signal.Signals) -> None:
+    """The gateway drains while the engine's owner still serves; only then is that one asked."""
+    run = runs(("gateway", OBEDIENT), ("applianced", OBEDIENT))
+    pids = [int(run.until(r"\| up (\d+)")[1]) for _ in range(2)]
+    run.process.send_signal(number)
+    said = run.rest()
+    assert run.process.returncode == 0, said
+    order = [said.index(text) for text in ("gateway    | asked", "gateway has ended", "applianced | asked", "applianced has ended")]
+    assert order == sorted(order), said
+    assert not any(map(_alive, pids))
+
+
+def test_a_dead_child_is_started_again(runs) -> None:
+    """kill -9 of one leaves the other alone."""
+    run = runs(("gateway", OBEDIENT), ("applianced", OBEDIENT))
+    pids = {}
+    for _ in range(2):
+        match = run.until(r"(\w+) +\| up (\d+)")
+        pids[match[1]] = int(match[2])
+    os.kill(pids["gateway"], signal.SIGKILL)
+    run.until(rf"gateway ended unasked \(killed by SIGKILL\); starting it again in {FIRST_DELAY_S} s")
+    again = int(run.until(r"gateway +\| up (\d+)")[1])
+    assert again != pids["gateway"]
+    assert _alive(pids["applianced"])
+    run.process.send_signal(signal.SIGTERM)
+    run.rest()
+    assert run.process.returncode == 0
+
+
+def test_a_child_that_cannot_start_is_given_up_with_its_last_words(runs) -> None:
+    """A growing wait, then everything ends with exit code 1."""
+    run = runs(("gateway", OBEDIENT), ("applianced", "import sys; print('no way'); sys.exit(7)"))
+    said = run.rest()
+    assert run.process.returncode == 1
+    assert said.count("no way") == 6
+    assert "applianced ended 6 times right after its start (exit code 7); giving up" in said
+    assert "gateway has ended (exit code 0)" in said
+
+
+def test_a_child_that_does_not_end_is_killed_at_its_deadline(runs) -> None:
+    """And that is said."""
+    run = runs(("gateway", STUBBORN), ("applianced", OBEDIENT), deadline_s=0.5)
+    for _ in range(2):
+        run.until(r"\| up")
+    run.process.send_signal(signal.SIGTERM)
+    said = run.rest()
+    assert "gateway has not ended within 0.5 s of SIGTERM: killing it" in said
+    assert "gateway has ended (killed by SIGKILL)" in said
+    assert run.process.returncode == 0
+
+
+def test_the_second_signal_asks_everybody_and_kills_after_a_moment(runs) -> None:
+    """Nobody waits for a drain that was called off."""
+    run = runs(("gateway", STUBBORN), ("applianced", OBEDIENT))
+    for _ in range(2):
+        run.until(r"\| up")
+    run.process.send_signal(signal.SIGINT)
+    run.until("stopping: running answers may finish")
+    started_s = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    said = run.rest()
+    assert "applianced | asked to end" in said
+    assert "gateway has ended (killed by SIGKILL)" in said
+    assert time.monotonic() - started_s < 15
+
+
+def test_children_end_when_the_session_is_killed(runs) -> None:
+    """kill -9 of `appliancectl run` leaves nothing behind."""
+    run = runs(("gateway", OBEDIENT), ("applianced", OBEDIENT))
+    pids = [int(run.until(r"\| up (\d+)")[1]) for _ in range(2)]
+    run.process.kill()
+    for pid in pids:
+        _wait_until_gone(pid)
+
+
+def test_a_child_that_closes_its_output_lives_on(runs) -> None:
+    """It is not taken for dead, and it costs no processor time."""
+    silent = BLOCK + "import os, signal; print('up', os.getpid(), flush=True); os.close(1); os.close(2); signal.sigwait([signal.SIGTERM])"
+    run = runs(("gateway", OBEDIENT), ("applianced", silent))
+    for _ in range(2):
+        run.until(r"\| up")
+    ticks = _cpu_ticks(run.process.pid)
+    deadline_s = time.monotonic() + 1.0
+    while time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert _cpu_ticks(run.process.pid) - ticks < 20, "the loop spins"
+    run.process.send_signal(signal.SIGTERM)
+    run.rest()
+    assert run.process.returncode == 0
+
+
+def _cpu_ticks(pid: int) -> int:
+    columns = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(columns[11]) + int(columns[12])
+
+
+def test_publications_reach_the_terminal_over_restarts_of_applianced(runs, tmp_path: Path) -> None:
+    """The feed connects when the socket appears and again when it was lost."""
+    serve = textwrap.dedent(
+        f"""
+        import asyncio, os, signal
+        from pathlib import Path
+        from appliance.control.server import ControlServer, PublicationBoard
+        from appliance.core.publication import Publication
+        from appliance.core.states import EngineState
+
+        async def main():
+            board = PublicationBoard(Publication(EngineState.STARTING, 1, None, None, f"life {{os.getpid()}}", 1.0))
+            await ControlServer(Path({str(tmp_path)!r}) / "control.sock", {{}}, board).start()
+            await asyncio.Event().wait()
+
+        asyncio.run(main())
+        """
+    )
+    if len(str(tmp_path / "control.sock")) > 107:
+        pytest.fail("the temporary folder's path is too long for a socket: set TMPDIR")
+    run = runs(("gateway", OBEDIENT), ("applianced", serve))
+    first = int(run.until(r"^life (\d+)")[1])
+    os.kill(first, signal.SIGKILL)
+    assert int(run.until(r"^life (\d+)")[1]) != first
+
+
+def test_the_wait_before_a_restart_doubles_up_to_its_limit() -> None:
+    """As RestartSteps would, which systemd 252 does not know."""
+    waits = [restart_delay_s(failures) for failures in range(1, 9)]
+    assert waits[0] == FIRST_DELAY_S
+    assert all(later == min(2 * earlier, LONGEST_DELAY_S) for earlier, later in itertools.pairwise(waits))
