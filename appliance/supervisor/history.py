@@ -1,0 +1,81 @@
+"""What is remembered of failures, over restarts of applianced and reboots. The policy's only memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+from appliance.core.causes import Cause
+
+
+class Phase(enum.Enum):
+    """When an engine life ended. Start failures and failures while serving have separate budgets."""
+
+    START = "start"
+    SERVING = "serving"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A crash that is being handled.
+
+    Attributes:
+        time_s: of the first fatal evidence, on the monotonic clock.
+        first_evidence: its words.
+        uptime_s: how long it had served; 0 for a start that failed.
+    """
+
+    time_s: float
+    generation: int
+    phase: Phase
+    rung: int
+    first_evidence: str
+    uptime_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How often a rung failed for a cause since the engine was last stable."""
+
+    cause: Cause
+    rung: int
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Counters since the engine was last stable, and the rung it is on.
+
+    Attributes:
+        rung: index on the ladder of the next start.
+        start_failures: failed starts in a row; a proved engine resets it.
+        failures: failures in a row of either phase; sets the back-off.
+    """
+
+    rung: int = 0
+    start_failures: int = 0
+    failures: int = 0
+    tried: tuple[Tried, ...] = ()
+
+    def times(self, cause: Cause, rung: int) -> int:
+        """How often this rung failed for this cause."""
+        return next((entry.times for entry in self.tried if entry.cause is cause and entry.rung == rung), 0)
+
+    def with_failure(self, cause: Cause, phase: Phase) -> History:
+        """One more failure of the present rung."""
+        others = tuple(entry for entry in self.tried if not (entry.cause is cause and entry.rung == self.rung))
+        return dataclasses.replace(
+            self,
+            start_failures=self.start_failures + (phase is Phase.START),
+            failures=self.failures + 1,
+            tried=(*others, Tried(cause, self.rung, self.times(cause, self.rung) + 1)),
+        )
+
+    def proved(self) -> History:
+        """It started: the budget of start failures is whole again. The others need a stable time."""
+        return dataclasses.replace(self, start_failures=0)
+
+    def forgiven(self) -> History:
+        """A stable time has passed, or a person asked for a new try: nothing is held against any rung."""
+        return History(rung=self.rung)

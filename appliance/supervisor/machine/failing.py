@@ -1,0 +1,113 @@
+"""The reducer's part from the first fatal evidence to the decision: no clients, empty the group, verdict, action."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from appliance.core.action import Action, ActionKind
+from appliance.core.diagnosis import Diagnosis
+from appliance.core.states import EngineState
+from appliance.supervisor import events as ev
+from appliance.supervisor.history import Failure, Phase
+from appliance.supervisor.machine.state import MachineState, Step, move, park, plan
+from appliance.supervisor.machine.stopping import finish_stop
+from appliance.supervisor.policy import TABLE, Response, because, decide
+
+SETTLE_S = 0.05
+"""After a fatal line, what belongs to it (the traceback, a parent's sentence) arrives within so long; then the group is killed."""
+
+
+def fail(state: MachineState, text: str, now_s: float, kill: ev.KillHow | None) -> Step:
+    """The first fatal evidence of a life. Without effect when there is none to fail, it failed already, or it was asked to end."""
+    if state.failure is not None or state.stopping or not state.running:
+        return state, ()
+    served = state.answering or (state.state is EngineState.DRAINING and state.limits is not None)
+    failure = Failure(
+        time_s=now_s,
+        generation=state.generation,
+        phase=Phase.SERVING if served else Phase.START,
+        rung=state.history.rung,
+        first_evidence=text,
+        uptime_s=now_s - state.since_s if state.answering else 0.0,
+    )
+    to = EngineState.DRAINING if state.state is EngineState.DRAINING else EngineState.BACKOFF
+    failed = move(state, to, now_s, f"the engine failed: {text[:300]}", failure=failure, limits=None)
+    return failed, (ev.Kill(state.generation, kill, text, requested=False),) if kill is not None else ()
+
+
+def on_fatal_line(state: MachineState, text: str, now_s: float) -> Step:
+    """Clients are held at once; the group lives on for SETTLE_S, so that what explains the line is read."""
+    failed, _ = fail(state, text, now_s, kill=None)
+    if failed is state:
+        return state, ()
+    return failed, (ev.SetTimer(ev.Timer.SETTLE, state.generation, SETTLE_S),)
+
+
+def on_spawn_failed(state: MachineState, text: str, now_s: float) -> Step:
+    """There never was a process."""
+    if not state.alive:
+        return state, ()
+    gone = replace(state, alive=False)
+    if gone.stopping:
+        return finish_stop(gone, now_s)
+    failed, _ = fail(gone, text, now_s, kill=None)
+    return failed, (ev.Diagnose(state.generation),)
+
+
+def on_exit(state: MachineState, text: str, now_s: float) -> Step:
+    """The leader is dead. Whoever is left of the group goes too (SGLang's schedulers linger), and its emptiness is reported."""
+    if not state.alive:
+        return state, ()
+    failed, _ = fail(state, text, now_s, kill=None)
+    return failed, (ev.Kill(state.generation, ev.KillHow.NOW, "its leader is gone", requested=state.stopping),)
+
+
+def on_group(state: MachineState, event: ev.GroupEmpty | ev.GroupStuck, now_s: float) -> Step:
+    """The group is empty, or will not be."""
+    if not state.alive:
+        return state, ()
+    gone = replace(state, alive=isinstance(event, ev.GroupStuck))
+    gone, _ = fail(gone, "the engine's processes are gone", now_s, kill=None)
+    if gone.failure is not None:
+        return gone, (ev.Diagnose(state.generation),)
+    if gone.stopping:
+        return finish_stop(gone, now_s)
+    return gone, ()
+
+
+def on_diagnosis(state: MachineState, event: ev.Diagnosed, now_s: float) -> Step:
+    """The verdict: record it and act on it, unless a person or the service manager wanted the engine gone anyway."""
+    failure = state.failure
+    if failure is None:
+        return state, ()
+    judged = replace(state, failure=None, incident_id=event.incident_id)
+    if state.purpose is not None:
+        action = Action(ActionKind.NONE, because(f"went on with the {state.purpose.value} that was asked for", event.diagnosis))
+        after, effects = finish_stop(judged, now_s)
+        rung_after = state.history.rung
+    else:
+        history = state.history.with_failure(event.diagnosis.cause, failure.phase)
+        action = decide(event.diagnosis, history, state.ladder, state.settings, phase=failure.phase, jitter=event.jitter)
+        rung_after = action.rung.index if action.rung is not None else history.rung
+        after, effects = _act(replace(judged, history=replace(history, rung=rung_after)), failure, event.diagnosis, action, now_s)
+    return after, (ev.RecordIncident(event.incident_id, failure, event.diagnosis, action, rung_after), *effects)
+
+
+def _act(state: MachineState, failure: Failure, diagnosis: Diagnosis, action: Action, now_s: float) -> Step:
+    if action.kind is ActionKind.PARK:
+        return park(state, action.basis, now_s)
+    if state.alive:
+        because_stuck = "its processes survive SIGKILL, and a second engine beside them would share their memory; to do: reboot"
+        return park(state, f"parked because {because_stuck} (first: {action.basis})", now_s)
+    recovering = state.recovering or (state.incident_id or "", failure.time_s)
+    told = replace(state, sentence=action.basis, basis=action.basis, recovering=recovering, delay_s=action.delay_s)
+    if action.delay_s > 0:
+        return told, (ev.SetTimer(ev.Timer.BACKOFF, state.generation, action.delay_s),)
+    return try_again(told, now_s, through_gpu=TABLE[diagnosis.cause].response is Response.WAIT_FOR_GPU)
+
+
+def try_again(state: MachineState, now_s: float, *, through_gpu: bool = False) -> Step:
+    """The wait is over."""
+    if through_gpu or state.uses_gpu:
+        return move(state, EngineState.WAITING_FOR_GPU, now_s, state.sentence, delay_s=0.0), (ev.WaitForGpu(),)
+    return plan(state, now_s, state.sentence)

@@ -1,0 +1,100 @@
+"""The reducer's part for what people and the service manager ask: drain, restart, resume, stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from appliance.core.states import EngineState
+from appliance.supervisor import events as ev
+from appliance.supervisor.machine.state import MachineState, Purpose, Step, leave, move, park, plan
+
+DRAIN_BLIND_S = 0.3
+"""An idle engine right after DRAINING was published proves nothing: the gateway may have sent a request just before."""
+
+
+def on_stop(state: MachineState, reason: str, immediately: bool, now_s: float) -> Step:
+    """SIGTERM to applianced: drain, stop the engine, end. The second one: now."""
+    if immediately:
+        return _stop_now(state, reason, now_s)
+    if state.failure is not None:
+        return replace(state, purpose=Purpose.EXIT), ()  # the group is being emptied; its verdict ends the wait
+    if not state.alive or not state.running:
+        return leave(state, now_s)
+    return _drain(state, Purpose.EXIT, f"stopping: {reason}", now_s)
+
+
+def on_drain(state: MachineState, reason: str, now_s: float) -> Step:
+    """Let what runs finish, then wait for `resume`."""
+    if state.failure is not None:
+        return replace(state, purpose=state.purpose or Purpose.PARK), ()
+    if not state.alive and state.state is not EngineState.PARKED:
+        return park(state, f"drained: {reason}; appliancectl resume starts the engine", now_s)
+    return _drain(state, Purpose.PARK, f"draining: {reason}", now_s)
+
+
+def on_restart(state: MachineState, reason: str, now_s: float) -> Step:
+    """A new life on the same rung: after what runs has finished, or at once where nothing runs."""
+    if state.state is EngineState.PARKED:
+        return on_resume(state, reason, now_s)
+    if state.state is EngineState.BACKOFF and state.failure is None and not state.alive:
+        return plan(state, now_s, f"restarting the engine without further wait: {reason}")
+    return _drain(state, Purpose.RESTART, f"restarting the engine: {reason}", now_s)
+
+
+def on_resume(state: MachineState, reason: str, now_s: float) -> Step:
+    """Leave PARKED with every budget whole again."""
+    if state.state is not EngineState.PARKED:
+        return state, ()
+    if state.alive:
+        return replace(state, sentence="still parked because the old engine's processes survive SIGKILL; to do: reboot"), ()
+    resumed = replace(state, history=state.history.forgiven(), incident_id=None, basis="")
+    return move(resumed, EngineState.WAITING_FOR_GPU, now_s, f"trying again: {reason}"), (ev.WaitForGpu(),)
+
+
+def on_idle(state: MachineState, now_s: float) -> Step:
+    """Nothing runs any more: a drain is done."""
+    draining = state.state is EngineState.DRAINING and not state.stopping and state.failure is None
+    if draining and now_s - state.since_s >= DRAIN_BLIND_S:
+        return begin_stop(state, ev.KillHow.TERM)
+    return state, ()
+
+
+def begin_stop(state: MachineState, how: ev.KillHow) -> Step:
+    """Tell the engine to go. From here on its death is no crash."""
+    kill = ev.Kill(state.generation, how, state.sentence, requested=True)
+    timer = ev.SetTimer(ev.Timer.STOP, state.generation, state.settings.stop_deadline_s)
+    return replace(state, stopping=True), (kill, timer) if how is ev.KillHow.TERM else (kill,)
+
+
+def finish_stop(state: MachineState, now_s: float) -> Step:
+    """The group is gone (or stuck for good) and somebody had asked for that."""
+    done = replace(state, purpose=None, stopping=False, limits=None)
+    if state.purpose is Purpose.EXIT:
+        return leave(done, now_s)
+    if state.alive:
+        return park(done, f"parked because the engine's processes survive SIGKILL; to do: reboot ({state.sentence})", now_s)
+    if state.purpose is Purpose.PARK:
+        return park(done, f"drained ({state.sentence}); appliancectl resume starts the engine", now_s)
+    if state.state is EngineState.DRAINING:
+        done = move(done, EngineState.BACKOFF, now_s, state.sentence)
+    return plan(done, now_s, state.sentence)
+
+
+def _drain(state: MachineState, purpose: Purpose, sentence: str, now_s: float) -> Step:
+    if not state.running or state.purpose is Purpose.EXIT:
+        return state, ()  # nothing to drain; and a stop of applianced itself is never taken back
+    if state.state is EngineState.DRAINING:
+        return replace(state, purpose=purpose, sentence=sentence), ()
+    clients = state.answering
+    draining = move(state, EngineState.DRAINING, now_s, sentence, purpose=purpose, limits=state.limits if clients else None)
+    if clients:
+        return draining, (ev.SetTimer(ev.Timer.DRAIN, state.generation, state.settings.drain_s),)
+    return begin_stop(draining, ev.KillHow.TERM)
+
+
+def _stop_now(state: MachineState, reason: str, now_s: float) -> Step:
+    if not state.alive or not state.running:
+        return leave(state, now_s)  # SIGKILL was sent already; PDEATHSIG and the service manager clear the rest
+    sentence = f"stopping now: {reason}"
+    ending = state if state.state is EngineState.DRAINING else move(state, EngineState.DRAINING, now_s, sentence)
+    return begin_stop(replace(ending, purpose=Purpose.EXIT, failure=None, sentence=sentence), ev.KillHow.NOW)

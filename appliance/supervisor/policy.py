@@ -1,0 +1,238 @@
+"""What to do about a diagnosis: one pure function and one table, a row a cause. docs/failures.md prints this table.
+
+The rules over all rows:
+* A rung is only ever left downwards (to a higher index), so two causes that ask for opposite moves cannot go in a circle:
+  they end in another dimension, or PARKED.
+* The same rung is not tried a third time for the same cause, except where no rung can be to blame (OUTSIDE, WAIT).
+* Starts have a budget of their own, whatever the causes were.
+* The first restart is immediate, the next ones wait: first, twice, four times ... up to the longest wait, with jitter.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from appliance.core.action import Action, ActionKind
+from appliance.core.causes import Cause
+from appliance.core.diagnosis import Diagnosis
+from appliance.core.plan import Rung
+from appliance.core.units import format_duration
+from appliance.supervisor.history import History, Phase
+from appliance.supervisor.settings import MachineSettings
+
+JITTER_SHARE = 0.25
+"""A wait grows by up to this share: boxes that lost the same thing at once do not come back at once."""
+
+
+class Response(enum.Enum):
+    """How a cause is met."""
+
+    SAFER = "safer"
+    """The setting asks for too much: a safer rung at once."""
+    SAME_THEN_SAFER = "same_then_safer"
+    """It may have been chance: the same rung once more, then a safer one."""
+    OUTSIDE = "outside"
+    """Nothing in our settings did it: the same rung, as often as needed."""
+    WAIT = "wait"
+    """Something else must change and may do so by itself: the same rung after a wait."""
+    WAIT_FOR_GPU = "wait_for_gpu"
+    """As WAIT, by watching the driver come up."""
+    LOST_CARD = "lost_card"
+    """The remaining cards if a rung fits them, else a person."""
+    PARK = "park"
+    """Trying again cannot help: a person is needed."""
+
+
+Better = Callable[[Rung, Rung], bool]
+"""Whether the second rung asks for less, in the dimension that a cause is about, than the first."""
+
+
+def _less_prefill(now: Rung, then: Rung) -> bool:
+    return (
+        then.prefill_chunk_tokens < now.prefill_chunk_tokens or then.mem_fraction < now.mem_fraction or then.max_running < now.max_running
+    )
+
+
+def _less_context(now: Rung, then: Rung) -> bool:
+    return then.context_length_tokens < now.context_length_tokens or then.mem_fraction > now.mem_fraction
+
+
+def _fewer_sequences(now: Rung, then: Rung) -> bool:
+    return then.max_running < now.max_running
+
+
+def _anything(now: Rung, then: Rung) -> bool:
+    return then.index > now.index
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table."""
+
+    response: Response
+    better: Better = _anything
+
+
+_CHANCE = Row(Response.SAME_THEN_SAFER)
+_OUTSIDE = Row(Response.OUTSIDE)
+_PERSON = Row(Response.PARK)
+
+TABLE: dict[Cause, Row] = {
+    Cause.CUDA_OOM_PREFILL: Row(Response.SAFER, _less_prefill),
+    Cause.CUDA_OOM_RUNTIME: Row(Response.SAFER, _less_prefill),
+    Cause.CUDA_OOM_STARTUP: Row(Response.SAFER),
+    Cause.KV_POOL_TOO_SMALL: Row(Response.SAFER, _less_context),
+    Cause.KV_POOL_EXHAUSTED: Row(Response.SAFER, _fewer_sequences),
+    Cause.VRAM_HELD_BY_OTHER: Row(Response.WAIT),
+    Cause.HOST_OOM: Row(Response.SAFER),
+    Cause.KILLED_UNKNOWN: _OUTSIDE,
+    Cause.CUDA_ILLEGAL_ACCESS: _CHANCE,
+    Cause.CUDA_DEVICE_ASSERT: _CHANCE,
+    Cause.CUDA_LAUNCH_FAILURE: _CHANCE,
+    Cause.CUBLAS_ERROR: _CHANCE,
+    Cause.GPU_HANG_RC: _CHANCE,
+    Cause.NCCL_P2P_HANG: _CHANCE,
+    Cause.NCCL_TIMEOUT: _CHANCE,
+    Cause.NCCL_INIT_FAILURE: _CHANCE,
+    Cause.SHM_TOO_SMALL: _PERSON,
+    Cause.P2P_UNSAFE: _PERSON,
+    Cause.ENGINE_WATCHDOG: _CHANCE,
+    Cause.ENGINE_RPC_TIMEOUT: _CHANCE,
+    Cause.SEGFAULT_NATIVE: _CHANCE,
+    Cause.SIGILL_CPU: _PERSON,
+    Cause.EXTERNAL_SIGTERM: _OUTSIDE,
+    Cause.CLIENT_DISCONNECT_CRASH: _CHANCE,
+    Cause.GPU_OFF_BUS: Row(Response.LOST_CARD),
+    Cause.GPU_MCU_HALT: Row(Response.LOST_CARD),
+    Cause.GSP_TIMEOUT: Row(Response.LOST_CARD),
+    Cause.ECC_UNCORRECTABLE: Row(Response.LOST_CARD),
+    Cause.NVLINK_ERROR: Row(Response.LOST_CARD),
+    Cause.PCIE_ERROR: Row(Response.LOST_CARD),
+    Cause.IOMMU_FAULT: _PERSON,
+    Cause.GPU_NEEDS_RESET: Row(Response.LOST_CARD),
+    Cause.GPU_UNKILLABLE_PROCESS: Row(Response.LOST_CARD),
+    Cause.HOST_POWER_RESET: _OUTSIDE,
+    Cause.DRIVER_LIB_MISMATCH: _PERSON,
+    Cause.DRIVER_TOO_OLD: _PERSON,
+    Cause.DRIVER_NOT_READY: Row(Response.WAIT_FOR_GPU),
+    Cause.CONTAINER_LOST_GPU: _PERSON,
+    Cause.PORT_IN_USE: Row(Response.WAIT),
+    Cause.MODEL_MISSING: _PERSON,
+    Cause.MODEL_CORRUPT: _PERSON,
+    Cause.HF_DOWNLOAD: Row(Response.WAIT),
+    Cause.TEMPLATE_ERROR: _PERSON,
+    Cause.UNSUPPORTED_ARCH: _PERSON,
+    Cause.DISK_FULL: Row(Response.WAIT),
+    Cause.FD_EXHAUSTED: _CHANCE,
+    Cause.SD_WATCHDOG: _OUTSIDE,
+    Cause.SD_START_LIMIT: _PERSON,
+    Cause.SD_STOP_TIMEOUT: _OUTSIDE,
+    # The engine is gone and nothing points to a crash: the service still has to come back.
+    Cause.OK_NORMAL: _OUTSIDE,
+    Cause.OK_SHUTDOWN: _OUTSIDE,
+    Cause.OK_CLIENT_DISCONNECT: _OUTSIDE,
+    Cause.OK_CLIENT_ERROR: _OUTSIDE,
+    Cause.OK_BENIGN_WARNING: _OUTSIDE,
+    Cause.OK_DEGRADED: _OUTSIDE,
+    Cause.UNKNOWN: _CHANCE,
+}
+
+
+def decide(
+    diagnosis: Diagnosis,
+    history: History,
+    ladder: tuple[Rung, ...],
+    settings: MachineSettings,
+    *,
+    phase: Phase,
+    jitter: float = 0.0,
+) -> Action:
+    """The action for an engine that is gone.
+
+    Args:
+        diagnosis: why.
+        history: with this failure already counted (`History.with_failure`); `history.rung` is the rung that failed.
+        ladder: every rung, in order; index 0 is what the owner configured.
+        phase: whether the start failed or the service broke.
+        jitter: a random number in [0, 1).
+    """
+    row = TABLE[diagnosis.cause]
+    if row.response is Response.PARK:
+        return _park(diagnosis, "")
+    if phase is Phase.START and history.start_failures >= settings.start_failures_max:
+        return _park(diagnosis, f" after {history.start_failures} failed starts in a row (supervisor.start_failures_max)")
+    if row.response is Response.LOST_CARD:
+        return _use_remaining(diagnosis, history, ladder)
+    if row.response in (Response.WAIT, Response.WAIT_FOR_GPU):
+        delay_s = max(settings.backoff_first_s, backoff_s(history.failures, settings, jitter))
+        return _same(ActionKind.WAIT, diagnosis, ladder[history.rung], delay_s)
+    delay_s = backoff_s(history.failures, settings, jitter)
+    may_be_chance = row.response is Response.SAME_THEN_SAFER and history.times(diagnosis.cause, history.rung) < 2
+    if row.response is Response.OUTSIDE or may_be_chance:
+        return _same(ActionKind.RESTART_SAME, diagnosis, ladder[history.rung], delay_s)
+    return _safer(diagnosis, history, ladder, row.better, delay_s)
+
+
+def backoff_s(failures: int, settings: MachineSettings, jitter: float) -> float:
+    """The wait before the restart that follows the n-th failure in a row: 0, first, 2 first, 4 first ... longest."""
+    if failures <= 1:
+        return 0.0
+    doublings = min(failures - 2, 32)  # 2**32 s is longer than any longest wait; keeps the number a number
+    wait_s: float = settings.backoff_first_s * 2**doublings * (1 + JITTER_SHARE * jitter)
+    return min(wait_s, settings.backoff_max_s)
+
+
+def _safer(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], better: Better, delay_s: float) -> Action:
+    now = ladder[history.rung]
+    below = [rung for rung in ladder[history.rung + 1 :] if history.times(diagnosis.cause, rung.index) < 2]
+    fitting = [rung for rung in below if better(now, rung)] or below
+    if not fitting:
+        return _park(diagnosis, f" with no rung left below rung {now.index} of {len(ladder)}")
+    rung = fitting[0]
+    costs = "; ".join(words for words in (rung.gives_up and f"gives up {rung.gives_up}", rung.gains and f"gains {rung.gains}") if words)
+    did = f"restarted on the safer rung {rung.index}" + (f" ({costs})" if costs else "") + _after(delay_s)
+    return Action(ActionKind.RESTART_SAFER, because(did, diagnosis), delay_s, rung)
+
+
+def _same(kind: ActionKind, diagnosis: Diagnosis, rung: Rung, delay_s: float) -> Action:
+    verb = "waited" if kind is ActionKind.WAIT else "restarted"
+    did = f"{verb} on rung {rung.index}" if kind is ActionKind.RESTART_SAME else f"{verb} to try rung {rung.index} again"
+    return Action(kind, because(did + _after(delay_s), diagnosis), delay_s, rung)
+
+
+def _use_remaining(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...]) -> Action:
+    now = ladder[history.rung]
+    fewer = next((rung for rung in ladder[history.rung + 1 :] if rung.tensor_parallel < now.tensor_parallel), None)
+    if fewer is None:
+        return _park(diagnosis, " as no rung fits the remaining cards")
+    did = f"restarted on the remaining {fewer.tensor_parallel} of {now.tensor_parallel} cards (rung {fewer.index})"
+    return Action(ActionKind.USE_REMAINING_GPU, because(did, diagnosis), 0.0, fewer)
+
+
+def _park(diagnosis: Diagnosis, circumstance: str) -> Action:
+    return Action(ActionKind.PARK, park_basis(circumstance, diagnosis))
+
+
+def park_basis(circumstance: str, diagnosis: Diagnosis) -> str:
+    """The sentence of a PARKED engine, with what the owner should do."""
+    cure = f"{diagnosis.remedies[0].rstrip('.')}, then appliancectl resume" if diagnosis.remedies else "appliancectl resume"
+    return f"{because(f'parked{circumstance}', diagnosis)}; to do: {cure}"
+
+
+def because(did: str, diagnosis: Diagnosis) -> str:
+    """ "did X because Y (evidence Z)": the same string in the log, the incident and the status."""
+    return f"{did} because {diagnosis.sentence.rstrip('.')} ({_evidence(diagnosis)})"
+
+
+def _evidence(diagnosis: Diagnosis) -> str:
+    root = diagnosis.root
+    if root is None:
+        return "no line of evidence carries a cause"
+    place = f"{root.source.value} line {root.line}" if root.line else root.source.value
+    return f"evidence {place}: {root.text[:200]!r}"
+
+
+def _after(delay_s: float) -> str:
+    return f" after a wait of {format_duration(delay_s)}" if delay_s else ""

@@ -1,0 +1,34 @@
+"""The numbers that the reducer and the policy go by, taken out of the configuration once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSettings:
+    """See the keys of the same names in appliance/config/schema.py."""
+
+    backoff_first_s: float = 1.0
+    backoff_max_s: float = 60.0
+    stable_after_s: float = 3600.0
+    start_failures_max: int = 3
+    stop_deadline_s: float = 30.0
+    drain_s: float = 30.0
+    gpu_required: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> MachineSettings:
+        """From the effective configuration."""
+        supervisor = config.supervisor
+        return cls(
+            backoff_first_s=supervisor.backoff_first_s,
+            backoff_max_s=supervisor.backoff_max_s,
+            stable_after_s=supervisor.stable_after_s,
+            start_failures_max=supervisor.start_failures_max,
+            stop_deadline_s=supervisor.stop_deadline_s,
+            drain_s=config.gateway.drain_s,
+            gpu_required=config.gpu.mode == "required",
+        )

@@ -1,0 +1,151 @@
+"""Any event in any state: no exception, never two engines, never served without a proof, every move legal."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.core.causes import Cause
+from appliance.core.states import ANSWERING, EngineState, check_move
+from appliance.supervisor import events as ev
+from appliance.supervisor.machine import MachineState, publication_of, step
+from appliance.supervisor.settings import MachineSettings
+from tests.unit.supervisor.machine_cases import LADDER, LIMITS, make_diagnosis, make_spec, make_state
+
+OFFSETS = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])
+"""Mostly of the present life, sometimes of the last, sometimes of none yet."""
+
+
+def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
+    """An event of a kind for a life."""
+    match kind:
+        case ev.Planned:
+            return ev.Planned(generation + 1, make_spec(generation + 1))
+        case ev.PlanFailed:
+            return ev.PlanFailed(generation + 1, make_diagnosis(Cause.MODEL_MISSING), "inc")
+        case ev.EngineReady:
+            return ev.EngineReady(generation, LIMITS)
+        case ev.Progress:
+            return ev.Progress(generation, *data.draw(st.tuples(st.integers(0, 1), st.integers(0, 1))))
+        case ev.Diagnosed:
+            return ev.Diagnosed(generation, make_diagnosis(data.draw(st.sampled_from(Cause))), "inc", 0.5)
+        case ev.TimerFired:
+            return ev.TimerFired(generation, data.draw(st.sampled_from(ev.Timer)))
+        case ev.StopRequested:
+            return ev.StopRequested("x", immediately=data.draw(st.booleans()))
+        case ev.SettingsChanged:
+            return ev.SettingsChanged(MachineSettings(), LADDER[: data.draw(st.integers(1, 4))])
+        case ev.GpuReady:
+            return ev.GpuReady(1)
+        case ev.Started:
+            return ev.Started()
+        case ev.GroupEmpty | ev.Proved:
+            return kind(generation)
+        case ev.NoGpu | ev.GpuWaiting | ev.GpuLost | ev.DrainRequested | ev.RestartRequested | ev.ResumeRequested:
+            return kind("x")
+    event: ev.Event = kind(generation, "x")
+    return event
+
+
+KINDS = [kind for kind in ev.Event.__args__ if kind is not ev.StopRequested]
+RARE = [ev.StopRequested]
+
+
+class Model:
+    """What the outside world would see of the effects."""
+
+    def __init__(self) -> None:
+        self.living: set[int] = set()
+        self.ready: set[int] = set()
+        self.proved: set[int] = set()
+        self.generations: list[int] = [0]
+
+    def see_event(self, before: MachineState, event: ev.Event) -> None:
+        """Note what is true of the world once this event has been sent."""
+        generation = getattr(event, "generation", 0)
+        if isinstance(event, ev.GroupEmpty | ev.SpawnFailed):
+            self.living.discard(generation)
+        if isinstance(event, ev.EngineReady):
+            self.ready.add(generation)
+        if isinstance(event, ev.Proved) and before.state is EngineState.PROVING:
+            self.proved.add(generation)
+
+    def check(self, before: MachineState, after: MachineState, effects: tuple[ev.Effect, ...]) -> None:
+        """The promises."""
+        for effect in effects:
+            if isinstance(effect, ev.Spawn):
+                assert not self.living, f"a second engine beside generation {self.living}"
+                self.living.add(effect.generation)
+            if isinstance(effect, ev.SaveHistory):
+                assert effect.generation >= self.generations[-1], "the generation went back"
+                self.generations.append(effect.generation)
+        if after.state in ANSWERING:
+            assert after.generation in self.ready & self.proved, "served without a probe and a proof"
+        if after.state is not before.state and (before.state, after.state) not in TWO_STEPS:
+            check_move(before.state, after.state)
+        if publication_of(after) != publication_of(before):
+            assert any(isinstance(effect, ev.Publish) for effect in effects), "a change that nobody was told of"
+        assert (publication_of(after).endpoint is None) or after.alive or after.failure is None
+
+
+# Two legal moves in one step: `move()` itself has checked each.
+TWO_STEPS = {(EngineState.DRAINING, EngineState.PLANNING), (EngineState.SERVING, EngineState.STOPPED)}
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_promises_hold_for_any_sequence_of_events(data: st.DataObject) -> None:
+    """Random events, mostly of the present life, in random order: see the module."""
+    state, model, now_s = make_state(), Model(), 0.0
+    state, effects = step(state, ev.Started(), now_s)
+    stops = data.draw(st.booleans())
+    for _ in range(data.draw(st.integers(1, 60))):
+        kind = data.draw(st.sampled_from(KINDS + RARE if stops else KINDS))
+        event = build(kind, state.generation + data.draw(OFFSETS), data)
+        now_s += data.draw(st.sampled_from([0.0, 0.01, 5.0]))
+        model.see_event(state, event)
+        after, effects = step(state, event, now_s)
+        model.check(state, after, effects)
+        state = after
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_the_machine_always_comes_to_rest(data: st.DataObject) -> None:
+    """Whatever happened, a world that answers every effect brings the engine to SERVING, DEGRADED, PARKED or STOPPED."""
+    state, now_s = make_state(), 0.0
+    queue: list[ev.Event] = [ev.Started()]
+    disturbances = data.draw(st.integers(0, 12))
+    for _ in range(400):
+        if not queue and disturbances:
+            disturbances -= 1
+            queue.append(build(data.draw(st.sampled_from(KINDS + RARE)), state.generation, data))
+        if not queue:
+            break
+        now_s += 1.0
+        state, effects = step(state, queue.pop(0), now_s)
+        for effect in effects:
+            queue.extend(answer_to(effect, data))
+    assert state.state in ANSWERING | {EngineState.PARKED, EngineState.STOPPED}, state
+
+
+def answer_to(effect: ev.Effect, data: st.DataObject) -> list[ev.Event]:
+    """What the shell would send, on its good or bad days."""
+    match effect:
+        case ev.WaitForGpu():
+            return [ev.NoGpu("no card") if data.draw(st.booleans()) else ev.GpuReady(1)]
+        case ev.Plan(generation=g, rung=rung):
+            return [ev.Planned(g, make_spec(g, rung))]
+        case ev.Spawn(generation=g):
+            return [ev.EngineReady(g, LIMITS)] if data.draw(st.booleans()) else [ev.EngineExited(g, "exit 1")]
+        case ev.Prove(generation=g):
+            return [ev.Proved(g)] if data.draw(st.booleans()) else [ev.ProofFailed(g, "500")]
+        case ev.Kill(generation=g, how=ev.KillHow.TERM):
+            return [ev.EngineExited(g, "exit 0")]
+        case ev.Kill(generation=g):
+            return [ev.EngineExited(g, "killed"), ev.GroupEmpty(g)]
+        case ev.Diagnose(generation=g):
+            return [ev.Diagnosed(g, make_diagnosis(data.draw(st.sampled_from(Cause))), f"inc-{g}", 0.5)]
+        case ev.SetTimer(timer=timer, generation=g) if timer is not ev.Timer.STABLE:
+            return [ev.TimerFired(g, timer)]
+    return []

@@ -1,0 +1,153 @@
+"""The table and its rules."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.core.action import ActionKind
+from appliance.core.causes import Cause
+from appliance.core.plan import Rung
+from appliance.supervisor.history import History, Phase
+from appliance.supervisor.policy import TABLE, Response, backoff_s, decide
+from appliance.supervisor.settings import MachineSettings
+from tests.unit.supervisor.machine_cases import LADDER, make_diagnosis, make_rung
+
+SETTINGS = MachineSettings()
+RESTARTS = {ActionKind.RESTART_SAME, ActionKind.RESTART_SAFER, ActionKind.WAIT, ActionKind.USE_REMAINING_GPU}
+
+
+def fail(
+    history: History, cause: Cause, phase: Phase = Phase.SERVING, ladder: tuple[Rung, ...] = LADDER
+) -> tuple[ActionKind, History, str]:
+    """One failure and what is done: the kind, the history after it, and the basis."""
+    counted = history.with_failure(cause, phase)
+    action = decide(make_diagnosis(cause), counted, ladder, SETTINGS, phase=phase)
+    rung = action.rung.index if action.rung is not None else counted.rung
+    after = History(rung, counted.start_failures, counted.failures, counted.tried)
+    return action.kind, after.proved() if phase is Phase.SERVING else after, action.basis
+
+
+def run(cause: Cause, times: int, phase: Phase = Phase.SERVING) -> list[tuple[ActionKind, int]]:
+    """The same failure again and again: kind and the rung afterwards, until parked."""
+    history, done = History(), []
+    for _ in range(times):
+        kind, history, _ = fail(history, cause, phase)
+        done.append((kind, history.rung))
+        if kind is ActionKind.PARK:
+            break
+    return done
+
+
+@pytest.mark.parametrize("cause", list(Cause), ids=lambda cause: cause.label)
+@pytest.mark.parametrize("phase", list(Phase), ids=lambda phase: phase.value)
+def test_every_cause_has_an_action(cause: Cause, phase: Phase) -> None:
+    """No cause is forgotten: an action of the closed vocabulary, a rung where one is needed, and a whole sentence."""
+    assert cause in TABLE
+    action = decide(make_diagnosis(cause), History().with_failure(cause, phase), LADDER, SETTINGS, phase=phase)
+    assert action.kind in RESTARTS | {ActionKind.PARK}
+    assert (action.rung is not None) == (action.kind in RESTARTS)
+    assert " because " in action.basis
+    assert "(evidence exit: 'killed by SIGKILL')" in action.basis
+
+
+@pytest.mark.parametrize("cause", list(Cause), ids=lambda cause: cause.label)
+def test_no_rung_is_tried_a_third_time_for_the_same_cause(cause: Cause) -> None:
+    """Where a rung can be to blame it gets two tries a cause, and the story ends PARKED instead of going round."""
+    if TABLE[cause].response in (Response.OUTSIDE, Response.WAIT, Response.WAIT_FOR_GPU):
+        return
+    rungs = [0, *(rung for kind, rung in run(cause, 50) if kind is not ActionKind.PARK)]
+    assert max(len(list(group)) for _, group in itertools.groupby(rungs)) <= 2
+    assert rungs == sorted(rungs)
+    assert run(cause, 50)[-1][0] is ActionKind.PARK
+
+
+@pytest.mark.parametrize("cause", list(Cause), ids=lambda cause: cause.label)
+def test_failed_starts_never_loop(cause: Cause) -> None:
+    """Whatever the cause: start_failures_max failed starts in a row at the most, then PARKED."""
+    story = run(cause, 50, Phase.START)
+    assert story[-1][0] is ActionKind.PARK
+    assert len(story) <= SETTINGS.start_failures_max
+
+
+def test_chance_is_tried_once_more_then_safer() -> None:
+    """A segfault: the same rung, then one rung down, twice each."""
+    assert run(Cause.SEGFAULT_NATIVE, 4) == [
+        (ActionKind.RESTART_SAME, 0),
+        (ActionKind.RESTART_SAFER, 1),
+        (ActionKind.RESTART_SAME, 1),
+        (ActionKind.RESTART_SAFER, 2),
+    ]
+
+
+def test_a_killer_outside_is_never_blamed_on_the_rung() -> None:
+    """Twenty times kill -9 by somebody: twenty restarts on the rung the owner configured."""
+    assert run(Cause.KILLED_UNKNOWN, 20) == [(ActionKind.RESTART_SAME, 0)] * 20
+
+
+def test_each_memory_cause_moves_its_own_dimension() -> None:
+    """Prefill OOM wants a smaller chunk, no free slots want fewer sequences, too small a pool wants a shorter context."""
+    moves = {Cause.CUDA_OOM_PREFILL: 1, Cause.KV_POOL_EXHAUSTED: 2, Cause.KV_POOL_TOO_SMALL: 3}
+    for cause, rung in moves.items():
+        assert run(cause, 1) == [(ActionKind.RESTART_SAFER, rung)]
+
+
+def test_opposite_causes_end_parked() -> None:
+    """OOM at run time and "not enough memory" at start by turns: never back up, and an end."""
+    history, kinds = History(), []
+    for cause, phase in itertools.islice(
+        itertools.cycle([(Cause.CUDA_OOM_PREFILL, Phase.SERVING), (Cause.KV_POOL_TOO_SMALL, Phase.START)]), 20
+    ):
+        before = history.rung
+        kind, history, _ = fail(history, cause, phase)
+        kinds.append(kind)
+        assert history.rung >= before
+        if kind is ActionKind.PARK:
+            break
+    assert kinds[-1] is ActionKind.PARK
+
+
+def test_a_lost_card_uses_the_remaining_one() -> None:
+    """Two cards, one falls off the bus: the first rung that needs fewer cards, at once; with one card: PARKED."""
+    two = (make_rung(0, tensor_parallel=2), make_rung(1, tensor_parallel=2), make_rung(2, tensor_parallel=1))
+    kind, history, basis = fail(History(), Cause.GPU_OFF_BUS, ladder=two)
+    assert (kind, history.rung) == (ActionKind.USE_REMAINING_GPU, 2)
+    assert "1 of 2 cards" in basis
+    assert fail(History(), Cause.GPU_OFF_BUS)[0] is ActionKind.PARK
+
+
+def test_parking_tells_the_owner_what_to_do() -> None:
+    """The first remedy is part of the sentence, and so is the verb that leaves PARKED."""
+    diagnosis = make_diagnosis(Cause.GPU_OFF_BUS, remedies=("power cycle the machine.",))
+    action = decide(diagnosis, History().with_failure(Cause.GPU_OFF_BUS, Phase.SERVING), LADDER, SETTINGS, phase=Phase.SERVING)
+    assert action.basis.endswith("to do: power cycle the machine, then appliancectl resume")
+
+
+def test_back_off_doubles_to_its_limit() -> None:
+    """Immediate, first, twice, four times ... longest; jitter only ever lengthens, and never past the longest."""
+    assert [backoff_s(n, SETTINGS, 0.0) for n in range(9)] == [0, 0, 1, 2, 4, 8, 16, 32, 60]
+    assert backoff_s(10**6, SETTINGS, 1.0) == 60
+    assert backoff_s(3, SETTINGS, 1.0) == 2.5
+
+
+def test_waiting_for_something_outside_waits_at_least_a_little() -> None:
+    """A port in use: even the first try waits, for it cannot have changed yet."""
+    history = History().with_failure(Cause.PORT_IN_USE, Phase.START)
+    action = decide(make_diagnosis(Cause.PORT_IN_USE), history, LADDER, SETTINGS, phase=Phase.START)
+    assert (action.kind, action.delay_s) == (ActionKind.WAIT, 1.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(Cause), st.sampled_from(Phase)), max_size=40))
+def test_rungs_only_fall(story: list[tuple[Cause, Phase]]) -> None:
+    """Any story of causes: the rung never goes back up, so there is no circle to go round in."""
+    history = History()
+    for cause, phase in story:
+        kind, after, _ = fail(history, cause, phase)
+        assert after.rung >= history.rung
+        if kind is ActionKind.PARK:
+            break
+        history = after
