@@ -96,6 +96,10 @@ class GatewayTable:
 
     host: str = key("127.0.0.1", "Address to listen on.")
     port: int = key(8000, "Port to listen on; 0 lets the kernel choose one.", minimum=0, maximum=65535)
+    allow_open: bool = key(
+        False,
+        "Listen on an address that other machines reach, though there are no API keys: whoever reaches it may use the model.",
+    )
     max_body_bytes: int = key(32 * 1024**2, "Larger request bodies are refused with 413.", unit="bytes", minimum=1024)
     header_timeout_s: float = key(
         10.0, "A client that has not sent its headers by then is disconnected.", unit="s", minimum=0.1, maximum=600
