@@ -66,9 +66,16 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a running engine says it can take; the gateway's fuse and slots are set from it."""
+    """What a running engine says it can take; the gateway's fuse and slots are set from it.
+
+    Attributes:
+        max_prompt_tokens, max_new_tokens: of one request, where the engine keeps prompts and answers apart;
+            0: only the context limits them.
+    """
 
     model_id: str
     context_length_tokens: int
     max_running: int
     kv_tokens: int
+    max_prompt_tokens: int = 0
+    max_new_tokens: int = 0
