@@ -1,0 +1,1 @@
+"""Models as data: a family reads config.json into a DecoderConfig, one decoder runs them all."""

@@ -1,0 +1,1 @@
+"""Causal attention of a chunk of a prompt over its paged keys and values."""
