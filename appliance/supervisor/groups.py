@@ -1,0 +1,209 @@
+"""All processes of one engine life, so that they can be ended together: by cgroup where systemd delegates one, else by session.
+
+A pid is a number that the kernel reuses. What is signalled here is a cgroup, a process group whose leader is not reaped
+yet (so its number cannot be reused), or a pidfd that was checked after it was opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Protocol
+
+from appliance.supervisor import proc_table
+from appliance.supervisor.proc_table import ProcStat
+
+
+class Group(Protocol):
+    """The processes of one engine life."""
+
+    def join(self) -> None:
+        """Called in the child, between fork and exec."""
+
+    def started(self, pid: int) -> None:
+        """The leader: our child, in a session of its own, not reaped before remove()."""
+
+    def kill(self) -> None:
+        """SIGKILL to everybody; doing it again does no harm."""
+
+    def survivors(self) -> tuple[ProcStat, ...]:
+        """Who is still there."""
+
+    def oom_kills(self) -> int | None:
+        """How often the kernel's OOM killer struck here; None where that is not counted."""
+
+    def remove(self) -> None:
+        """Nobody is left."""
+
+
+class SessionGroup:
+    """The leader's session and process group, its descendants, and orphans of them that fell to us as their subreaper."""
+
+    def __init__(self, *, adopts_orphans: bool = False, spared: frozenset[int] = frozenset()) -> None:
+        self._leader: ProcStat | None = None
+        self._seen: set[tuple[int, int]] = set()
+        self._adopter = os.getpid() if adopts_orphans else None
+        self._spared = spared
+
+    def join(self) -> None:
+        """start_new_session has done it."""
+
+    def started(self, pid: int) -> None:
+        """Its session is the group."""
+        self._leader = proc_table.read_stat(pid)
+
+    def kill(self) -> None:
+        """The group by its number; those who left it, one by one."""
+        if self._leader is None:
+            return
+        # Looked up first: once its parent is dead, a member in a session of its own cannot be told from a stranger.
+        strays = [stat for stat in self.survivors() if stat.group != self._leader.pid]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._leader.pid, signal.SIGKILL)
+        for stat in strays:
+            _kill_checked(stat)
+
+    def survivors(self) -> tuple[ProcStat, ...]:
+        """One pass over /proc."""
+        if self._leader is None:
+            return ()
+        everybody = proc_table.scan()
+        members = {stat.pid for stat in everybody if self._is_member(stat, self._leader)}
+        size = -1
+        while len(members) > size:  # children of members that moved to sessions of their own
+            size = len(members)
+            members |= {stat.pid for stat in everybody if stat.parent in members}
+        found = tuple(stat for stat in everybody if stat.pid in members)
+        self._seen |= {(stat.pid, stat.start_ticks) for stat in found}
+        self._reap_adopted(found)
+        return tuple(stat for stat in found if stat.is_alive)
+
+    def oom_kills(self) -> int | None:
+        """The kernel log tells instead."""
+        return None
+
+    def remove(self) -> None:
+        """From here on the leader may be reaped."""
+        self._leader = None
+        self._seen.clear()
+
+    def _is_member(self, stat: ProcStat, leader: ProcStat) -> bool:
+        if leader.pid in (stat.session, stat.group) or (stat.pid, stat.start_ticks) in self._seen:
+            return True
+        adopted = stat.parent == self._adopter and stat.pid not in self._spared
+        return adopted and stat.start_ticks >= leader.start_ticks
+
+    def _reap_adopted(self, found: tuple[ProcStat, ...]) -> None:
+        for stat in found:
+            adopted = stat.parent == os.getpid() and self._leader is not None and stat.pid != self._leader.pid
+            if adopted and not stat.is_alive:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(stat.pid, os.WNOHANG)
+
+
+def _kill_checked(stat: ProcStat) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        pidfd = os.pidfd_open(stat.pid)
+        try:
+            now = proc_table.read_stat(stat.pid)
+            if now is not None and now.start_ticks == stat.start_ticks:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+
+
+class CgroupGroup:
+    """One cgroup (v2) of its own: nobody leaves it, and `cgroup.kill` ends all of it at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._path.mkdir(exist_ok=True)
+        self._procs = os.open(self._path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+
+    def join(self) -> None:
+        """ "0" is whoever writes it."""
+        os.write(self._procs, b"0")
+
+    def started(self, pid: int) -> None:
+        """It has joined by itself."""
+
+    def kill(self) -> None:
+        """Linux 5.14 and later; atomic, also against forks."""
+        (self._path / "cgroup.kill").write_text("1")
+
+    def survivors(self) -> tuple[ProcStat, ...]:
+        """Zombies do not count as populated."""
+        if "populated 0" in (self._path / "cgroup.events").read_text():
+            return ()
+        pids = [int(word) for word in (self._path / "cgroup.procs").read_text().split()]
+        return tuple(stat for pid in pids if (stat := proc_table.read_stat(pid)) is not None and stat.is_alive)
+
+    def oom_kills(self) -> int | None:
+        """`oom_kill` of memory.events, where the memory controller is delegated too."""
+        with contextlib.suppress(OSError):
+            for line in (self._path / "memory.events").read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+        return None
+
+    def remove(self) -> None:
+        """An empty cgroup is a directory."""
+        os.close(self._procs)
+        with contextlib.suppress(OSError):
+            self._path.rmdir()
+
+
+class Delegation:
+    """The cgroup that systemd delegated to this unit (Delegate=yes), made ready: we sit in a leaf, engines get siblings of it."""
+
+    LEAF = "supervisor"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @classmethod
+    def find(cls, mount: Path | None = None) -> Delegation | None:
+        """Ours, if there is one and it can be used. Moves this process into the leaf; never touches a cgroup that is not ours."""
+        root = mount or _cgroup2_mount()
+        own = _own_cgroup()
+        if root is None or own is None:
+            return None
+        path = root / own.lstrip("/")
+        try:
+            # systemd marks what it delegates; without the mark, root could write anywhere and would break its neighbours.
+            if os.getxattr(path, "user.delegate") != b"1":
+                return None
+            return cls(path)._settle()
+        except OSError:
+            return None
+
+    def group(self, generation: int) -> CgroupGroup:
+        """A new cgroup for one engine life. Raises OSError."""
+        return CgroupGroup(self._path / f"engine-{generation}")
+
+    def _settle(self) -> Delegation:
+        leaf = self._path / self.LEAF
+        leaf.mkdir(exist_ok=True)
+        for word in (self._path / "cgroup.procs").read_text().split():
+            (leaf / "cgroup.procs").write_text(word)
+        with contextlib.suppress(OSError):  # the controller may not be available: then nobody counts OOM kills for us
+            (self._path / "cgroup.subtree_control").write_text("+memory")
+        return self
+
+
+def _own_cgroup() -> str | None:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            return line[3:]
+    return None
+
+
+def _cgroup2_mount() -> Path | None:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split()[0] == "cgroup2":
+            return Path(before.split()[4])
+    return None

@@ -1,0 +1,238 @@
+"""One engine process: started, listened to, and ended with everything that it started itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.core.launch import LaunchSpec
+from appliance.supervisor import proc_table
+from appliance.supervisor.groups import Group
+from appliance.supervisor.log_ring import LogLine, LogRing
+
+READ_BYTES = 65536
+READS_A_TURN = 8
+"""An engine that floods its log may not keep the loop from its other duties."""
+ABORT_GRACE_S = 1.0
+"""From SIGABRT to SIGKILL: time for faulthandler to write the stacks, not for a core dump of the whole card."""
+CLEAR_PAUSE_S = 0.002
+CLEAR_PAUSE_MAX_S = 0.2
+OOM_SCORE_ADJ = b"300"
+"""When memory runs out the engine is to die, not the gateway, not applianced, not the owner's shell."""
+PIPE_BYTES = 1024**2
+_PR_SET_PDEATHSIG = 1
+_F_SETPIPE_SZ = 1031
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How the leader ended: exactly one of the two is set."""
+
+    code: int | None = None
+    signal: str | None = None
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal}" if self.signal is not None else f"exited with code {self.code}"
+
+
+def spawn(
+    spec: LaunchSpec,
+    group: Group,
+    ring: LogRing,
+    on_lines: Callable[[Sequence[LogLine]], None],
+    on_exit: Callable[[ExitStatus], None],
+) -> EngineProcess:
+    """Start it: in a session and group of its own, with nothing inherited, and bound to die with us.
+
+    Must be called from the main thread: PDEATHSIG is tied to the thread that forks.
+
+    Raises:
+        OSError: no such program, not permitted, no memory.
+    """
+    ours, theirs = os.pipe()
+    parent = os.getpid()
+
+    def in_child() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # we died between fork and prctl
+        group.join()
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
+
+    try:
+        with contextlib.suppress(OSError):  # over the user's pipe quota: the default size works too
+            fcntl.fcntl(ours, _F_SETPIPE_SZ, PIPE_BYTES)
+        popen = subprocess.Popen(
+            spec.argv,
+            env=dict(spec.env),
+            cwd=spec.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=in_child,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        os.close(ours)
+        raise error if isinstance(error, OSError) else OSError(str(error)) from error
+    finally:
+        os.close(theirs)
+    group.started(popen.pid)
+    return EngineProcess(popen, ours, group, ring, on_lines, on_exit)
+
+
+class EngineProcess:
+    """Owns the child's pidfd, its output pipe and its group. Made by `spawn`, given back by `close`."""
+
+    def __init__(
+        self,
+        popen: subprocess.Popen[bytes],
+        output: int,
+        group: Group,
+        ring: LogRing,
+        on_lines: Callable[[Sequence[LogLine]], None],
+        on_exit: Callable[[ExitStatus], None],
+    ) -> None:
+        self.pid = popen.pid
+        self.started_s = time.time()
+        self.exit: ExitStatus | None = None
+        self._popen = popen
+        self._group = group
+        self._ring = ring
+        self._on_lines = on_lines
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._output: int | None = output
+        self._pidfd = os.pidfd_open(popen.pid)
+        self._exited = asyncio.Event()
+        self._clearing: asyncio.Task[str | None] | None = None
+        os.set_blocking(output, False)
+        self._loop.add_reader(output, self._read_output)
+        self._loop.add_reader(self._pidfd, self._read_exit)
+
+    @property
+    def lines(self) -> tuple[LogLine, ...]:
+        """What is kept of its output."""
+        return self._ring.lines
+
+    @property
+    def state(self) -> str:
+        """The kernel's letter: R, S, D (cannot be killed), T (stopped)...; empty when it is gone."""
+        stat = proc_table.read_stat(self.pid)
+        return stat.state if stat is not None else ""
+
+    def cpu_s(self) -> float:
+        """CPU time used by the leader so far: an engine that computes is not one that sleeps for ever."""
+        stat = proc_table.read_stat(self.pid)
+        return stat.cpu_ticks / os.sysconf("SC_CLK_TCK") if stat is not None else 0.0
+
+    def oom_kills(self) -> int | None:
+        """See Group."""
+        return self._group.oom_kills()
+
+    def terminate(self) -> None:
+        """SIGTERM to the leader: it may finish what it does."""
+        self._signal_leader(signal.SIGTERM)
+
+    async def end(self, survive_s: float, *, for_stacks: bool = False) -> str | None:
+        """Kill the whole group and wait until it is empty. Asking again while it is under way joins the first.
+
+        Args:
+            survive_s: who is not gone so long after SIGKILL will not go (D state).
+            for_stacks: SIGABRT first and ABORT_GRACE_S for what it writes.
+
+        Returns:
+            None when nobody is left; else who survives.
+        """
+        if for_stacks and self.exit is None and self._clearing is None:
+            self._signal_leader(signal.SIGABRT)
+            self._signal_leader(signal.SIGCONT)  # a stopped process acts on no signal but SIGKILL
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ABORT_GRACE_S):
+                    await self._exited.wait()
+        if self._clearing is None or self._clearing.done():
+            self._clearing = asyncio.ensure_future(self._clear(survive_s))
+        return await asyncio.shield(self._clearing)
+
+    def drain_output(self) -> None:
+        """Read what is in the pipe now, so that a verdict stands on all that was said."""
+        self._read_output()
+
+    def close(self) -> None:
+        """Reap the leader and give the descriptors back. Only after end() returned None, or when it does not matter any more."""
+        if self._output is not None:
+            self._read_output()
+            self._close_output()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            self._popen.returncode = 0  # reaped by pidfd, not by Popen: keep it from trying
+            os.close(self._pidfd)
+            self._pidfd = -1
+            self._group.remove()
+
+    async def _clear(self, survive_s: float) -> str | None:
+        deadline_s = time.monotonic() + survive_s
+        pause_s = CLEAR_PAUSE_S
+        while True:
+            self._group.kill()
+            survivors = self._group.survivors()
+            if not survivors and self._exited.is_set():
+                return None
+            if time.monotonic() > deadline_s:
+                return proc_table.describe(survivors) or f"pid {self.pid}, not reaped"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await (self._exited.wait() if not survivors else asyncio.sleep(CLEAR_PAUSE_MAX_S))
+            pause_s = min(1.5 * pause_s, CLEAR_PAUSE_MAX_S)
+
+    def _signal_leader(self, number: signal.Signals) -> None:
+        if self._pidfd >= 0 and self.exit is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _read_output(self) -> None:
+        for _ in range(READS_A_TURN):
+            if self._output is None:
+                return
+            try:
+                data = os.read(self._output, READ_BYTES)
+            except BlockingIOError:
+                return
+            lines = self._ring.feed(data, time.time()) if data else self._ring.finish(time.time())
+            if not data:
+                self._close_output()
+            if lines:
+                self._on_lines(lines)
+
+    def _close_output(self) -> None:
+        if self._output is not None:
+            self._loop.remove_reader(self._output)
+            os.close(self._output)
+            self._output = None
+
+    def _read_exit(self) -> None:
+        # WNOWAIT leaves the zombie: as long as it is there, its process group's number cannot be given to anybody else.
+        result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        self._read_output()
+        if result.si_code == os.CLD_EXITED:
+            self.exit = ExitStatus(code=result.si_status)
+        else:
+            self.exit = ExitStatus(signal=signal.Signals(result.si_status).name)
+        self._exited.set()
+        self._on_exit(self.exit)
