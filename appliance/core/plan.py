@@ -6,6 +6,25 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class LinearStateFacts:
+    """What one linear-attention layer (gated delta net, Kimi delta, Mamba 2) keeps of one sequence.
+
+    Attributes:
+        conv_channels: inputs of the short convolution; the state keeps conv_kernel - 1 steps of them.
+        state_elements: numbers of the recurrent state: value heads x value width x key width.
+        value_heads, value_head_dim: the prefill kernels keep one value_head_dim row a head and token.
+        state_dtype: of the recurrent state, as the model's own configuration asks; the convolution's is 16 bits wide.
+    """
+
+    conv_channels: int
+    conv_kernel: int
+    state_elements: int
+    value_heads: int = 0
+    value_head_dim: int = 0
+    state_dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What a model folder says of itself. Facts only, no judgement.
 
@@ -21,6 +40,20 @@ class ModelFacts:
         hidden_size: width of the residual stream.
         linear_state_bytes_per_slot: recurrent and convolution state of one sequence, all linear layers.
         chat_template: whether the model brings one.
+        dtype: of activations and of weights that are not quantised, such as "bfloat16".
+        attention_heads: query heads.
+        v_head_dim: width of a value head where it is not head_dim; 0: head_dim.
+        intermediate_size: of the dense feed-forward layers.
+        experts_per_token, expert_intermediate_size: of a mixture of experts, shared experts counted in; 0 without.
+        sliding_kv_heads, sliding_head_dim: of the sliding layers where they differ from the full ones; 0: the same.
+        kv_lora_rank, qk_rope_head_dim: of multi-head latent attention; 0 without.
+        index_head_dim: of a sparse-attention indexer, which keeps a cache of its own; 0 without.
+        linear: shape of one linear layer's state.
+        rotary_dim: dimensions that are rotated; the engines keep a table of max_context_tokens rows of it.
+        draft_layers, draft_weight_bytes: the built-in multi-token-prediction drafter; its bytes are part of weight_bytes.
+        vision_weight_bytes, vision_hidden_size, vision_intermediate_size: of the vision tower; its bytes are part of weight_bytes.
+        quantisation: "gptq 4 bit, groups of 128" or empty.
+        weights_from: what weight_bytes was read from.
     """
 
     name: str
@@ -37,6 +70,26 @@ class ModelFacts:
     linear_attention_layers: int = 0
     linear_state_bytes_per_slot: int = 0
     chat_template: bool = False
+    dtype: str = "bfloat16"
+    attention_heads: int = 0
+    v_head_dim: int = 0
+    intermediate_size: int = 0
+    experts_per_token: int = 0
+    expert_intermediate_size: int = 0
+    sliding_kv_heads: int = 0
+    sliding_head_dim: int = 0
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    index_head_dim: int = 0
+    linear: LinearStateFacts | None = None
+    rotary_dim: int = 0
+    draft_layers: int = 0
+    draft_weight_bytes: int = 0
+    vision_weight_bytes: int = 0
+    vision_hidden_size: int = 0
+    vision_intermediate_size: int = 0
+    quantisation: str = ""
+    weights_from: str = "safetensors headers"
 
 
 @dataclass(frozen=True, slots=True)
