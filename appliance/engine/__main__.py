@@ -9,8 +9,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from appliance.core.errors import ApplianceError
 from appliance.core.launch import Endpoint
@@ -107,7 +108,7 @@ async def serve(arguments: argparse.Namespace) -> int:
     """
     # Imported here so that --help and a mistyped option cost nothing.
     from appliance.engine.api.service import LoadedModel, Service
-    from appliance.engine.listen import bind
+    from appliance.engine.listen import listen
     from appliance.engine.server import EngineServer
 
     settings = settings_of(arguments)
@@ -121,7 +122,7 @@ async def serve(arguments: argparse.Namespace) -> int:
 
         return LoadedModel(build_engine(settings), text)
 
-    listener = bind(Endpoint(socket_path=arguments.socket, port=arguments.port))
+    listener = listen(Endpoint(socket_path=arguments.socket, port=arguments.port))
     try:
         return await EngineServer(Service(arguments.max_body_bytes), load, arguments.write_timeout).run(listener)
     finally:
@@ -129,15 +130,11 @@ async def serve(arguments: argparse.Namespace) -> int:
             Path(arguments.socket).unlink(missing_ok=True)
 
 
-def main() -> None:
-    """Run one engine life and exit with its code."""
-    arguments = parse_arguments(sys.argv[1:])
-    configure_evidence()
-    # One prompt is one string: threads of the tokenizer would only compete with the model's.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+def run_life(life: Coroutine[Any, Any, int]) -> NoReturn:
+    """Run one engine life on an event loop of its own and exit the process with its code."""
     code = _EXIT_DEFECT
     try:
-        code = asyncio.new_event_loop().run_until_complete(serve(arguments))
+        code = asyncio.new_event_loop().run_until_complete(life)
     except ApplianceError as error:
         log.error("%s", error)
         code = _EXIT_LISTEN
@@ -146,6 +143,15 @@ def main() -> None:
     logging.shutdown()
     # Without finalising the interpreter: that would wait for a load in progress, or pull it from under a thread in torch.
     os._exit(code)
+
+
+def main() -> NoReturn:
+    """The process."""
+    arguments = parse_arguments(sys.argv[1:])
+    configure_evidence()
+    # One prompt is one string: threads of the tokenizer would only compete with the model's.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    run_life(serve(arguments))
 
 
 if __name__ == "__main__":

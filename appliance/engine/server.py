@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from appliance.core.errors import ModelError
 from appliance.engine.api.app import make_app
 from appliance.engine.api.service import LoadedModel, Service
-from appliance.engine.listen import bound_endpoint
+from appliance.engine.listen import endpoint_of
 from appliance.engine.report import report_batches
 
 log = logging.getLogger("appliance.engine.server")
@@ -69,7 +69,7 @@ class EngineServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         serving = asyncio.create_task(self._http.serve(sockets=[listener]))
-        log.info("Listening on %s.", bound_endpoint(listener))
+        log.info("Listening on %s.", endpoint_of(listener))
         stopping = asyncio.create_task(self._stop.wait())
         loading = asyncio.create_task(self._become_ready())
         await asyncio.wait({serving, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -108,15 +108,19 @@ class EngineServer:
             logging.shutdown()
             os._exit(EXIT_STOPPED)
         log.info("%s received. Running requests: %d; new ones are refused.", name, self.service.active)
+        self.stop()
+
+    def stop(self) -> None:
+        """Refuse new requests, let `run` return once the running ones are answered."""
         self.service.draining = True
         self._stop.set()
 
     async def _drain(self) -> None:
         """Until the last running request is answered; the supervisor's stop deadline is the only limit."""
-        idle = asyncio.create_task(self.service.until_idle())
-        while not idle.done():
+        while self.service.active:
             log.info("Gracefully exiting… Remaining number of requests: %d.", self.service.active)
-            await asyncio.wait({idle}, timeout=_DRAIN_REPORT_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.service.until_idle(), _DRAIN_REPORT_S)
 
 
 class _Http(uvicorn.Server):

@@ -155,7 +155,8 @@ class Fields:
         for name in self._values.keys() - self._read:
             near = difflib.get_close_matches(name, self._read, n=1)
             cure = f"did you mean {near[0]}?" if near else "leave it out"
-            raise bad_request(f"{self.path(_SHORT.repr(name)[1:-1])} is no parameter of this endpoint; {cure}", name, "unknown_parameter")
+            path = self.path(_SHORT.repr(name)[1:-1])
+            raise bad_request(f"{path} is no parameter of this endpoint; {cure}", path, "unknown_parameter")
 
     def _wrong_type(self, name: str, value: object, expected: str) -> Exception:
         return bad_request(f"{self.path(name)} must be {expected}, not {_kind(value)}", self.path(name), "invalid_type")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.core.launch import EngineLimits
 from appliance.engine.api.errors import ApiError, bad_request
 from appliance.engine.api.fields import Fields, check_text
 from appliance.engine.api.service import LoadedModel
@@ -11,6 +12,7 @@ from appliance.engine.messages import SamplingParams
 from appliance.engine.text import ModelText, TooManyTokens
 
 MOST_STOPS = 4
+MOST_STOP_CHARS = 1000
 _INT64 = 2**63
 _ANY_COUNT = 10**18
 """Larger than any context; fit() says what the limit really is."""
@@ -100,6 +102,8 @@ def _read_stops(fields: Fields) -> tuple[str, ...]:
             raise bad_request("stop must be a string or a list of strings", "stop", "invalid_type")
         if not stop:
             raise bad_request("stop holds an empty string, which would end every answer at once; leave it out", "stop", "invalid_value")
+        if len(stop) > MOST_STOP_CHARS:
+            raise bad_request(f"stop has a string of {len(stop)} characters; at most {MOST_STOP_CHARS} are taken", "stop", "invalid_value")
         checked.append(check_text(stop, "stop"))
     return tuple(checked)
 
@@ -110,32 +114,32 @@ def encode_prompt(text: str, model: LoadedModel, param: str, *, add_special_toke
     Raises:
         ApiError: 422: far too long; 400: no tokens at all.
     """
-    context = model.limits.context_length_tokens
     try:
-        ids = model.text.encode(text, add_special_tokens=add_special_tokens, most_tokens=context)
+        ids = model.text.encode(text, add_special_tokens=add_special_tokens, most_tokens=model.limits.context_length_tokens)
     except TooManyTokens as error:
-        raise _too_long(f"at least {error.at_least}", context, param) from None
+        raise _too_long(f"at least {error.at_least}", model.limits, param) from None
     if not ids:
         raise bad_request(f"{param} is empty: there is nothing to go on from; send at least one token", param, "invalid_value")
     return ids
 
 
 def fit(sampling: Sampling, prompt_ids: tuple[int, ...], model: LoadedModel, param: str) -> SamplingParams:
-    """The sampling for this prompt; without a wish, the answer may take what the prompt leaves of the context.
+    """The sampling for this prompt; without a wish, the answer may take all that this engine has for it.
 
     Raises:
         ApiError: 422 with both numbers and what would fit.
     """
-    context = model.limits.context_length_tokens
-    room = context - len(prompt_ids)
-    if room < 1:
-        raise _too_long(str(len(prompt_ids)), context, param)
-    wanted = sampling.max_new_tokens
+    limits, count = model.limits, len(prompt_ids)
+    if count > most_prompt_tokens(limits):
+        raise _too_long(str(count), limits, param)
+    room = limits.context_length_tokens - count
+    if limits.max_new_tokens:
+        room = min(room, limits.max_new_tokens)
+    wanted, name = sampling.max_new_tokens, sampling.max_tokens_name
     if wanted is not None and wanted > room:
-        name = sampling.max_tokens_name
         message = (
-            f"a prompt of {len(prompt_ids)} tokens plus {name}={wanted} is {len(prompt_ids) + wanted} tokens and exceeds the context of"
-            f" {context} tokens; with this prompt at most {name}={room} fits"
+            f"a prompt of {count} tokens plus {name}={wanted} is {count + wanted} tokens and exceeds the {_context(limits, 'new')};"
+            f" with this prompt at most {name}={room} fits"
         )
         raise ApiError(422, message, param=name, code="context_length_exceeded")
     return SamplingParams(
@@ -148,9 +152,22 @@ def fit(sampling: Sampling, prompt_ids: tuple[int, ...], model: LoadedModel, par
     )
 
 
-def _too_long(counted: str, context: int, param: str) -> ApiError:
+def most_prompt_tokens(limits: EngineLimits) -> int:
+    """The longest prompt that can get an answer of one token."""
+    most = limits.context_length_tokens - 1
+    return min(most, limits.max_prompt_tokens) if limits.max_prompt_tokens else most
+
+
+def _too_long(counted: str, limits: EngineLimits, param: str) -> ApiError:
     message = (
-        f"the prompt has {counted} tokens and the context is {context} tokens, of which the answer needs at least 1:"
-        f" at most {context - 1} prompt tokens fit; shorten the prompt or raise [engine] context_length_tokens"
+        f"the prompt has {counted} tokens and exceeds the {_context(limits, 'prompt')}: at most {most_prompt_tokens(limits)} prompt tokens"
+        " fit, with 1 for the answer; shorten the prompt, or raise [engine] context_length_tokens or kv_pool_bytes"
     )
     return ApiError(422, message, param=param, code="context_length_exceeded")
+
+
+def _context(limits: EngineLimits, part: str) -> str:
+    """The limit in words: the context, and where the KV cache keeps prompts and answers apart, that part of it."""
+    most = limits.max_prompt_tokens if part == "prompt" else limits.max_new_tokens
+    context = f"context of {limits.context_length_tokens} tokens"
+    return f"{context} or the KV cache's {most} for {part} tokens" if most else context
