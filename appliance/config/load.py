@@ -192,6 +192,8 @@ def _contradictions(config: Config) -> Sequence[str]:
         )
     if config.engine.backend == "custom" and not config.engine.command:
         found.append('engine.backend = "custom" needs engine.command; write the argument list that starts your engine')
+    elif config.engine.backend == "custom" and not any(word in part for part in config.engine.command for word in ("{socket}", "{port}")):
+        found.append("engine.command has neither {socket} nor {port}; put one where your engine takes its address, so that we know it")
     if config.engine.backend != "custom" and config.engine.command:
         found.append(f'engine.command is set and engine.backend is "{config.engine.backend}"; set engine.backend = "custom" or remove it')
     return found

@@ -57,8 +57,9 @@ class EngineTable:
     )
     command: tuple[str, ...] = key(
         (),
-        "Argument list of your own engine (backend custom); {socket} becomes the unix socket that it must listen on and "
-        "answer GET /health on, {model} the model's folder, {context_length}, {prefill_chunk} and {max_running} the rung's.",
+        "Argument list of your own engine (backend custom). It must answer GET /health and an OpenAI completion on {socket}, a unix "
+        "socket, or on {port} of 127.0.0.1: one of the two words must be in the list. {model} becomes model.path; {context_length}, "
+        "{prefill_chunk} and {max_running} become the rung's.",
     )
     python: str = key("", "Python interpreter of the engine's environment; empty: the one that runs applianced.")
     threads: int = key(0, "CPU threads of the built-in engine; 0: one a core.", minimum=0, maximum=1024)
