@@ -1,0 +1,8 @@
+"""Engines: one file each. A backend turns a rung into a command line and knows how to ask its engine for a proof."""
+
+from __future__ import annotations
+
+from appliance.backends.protocol import Backend, ProofRequest
+from appliance.backends.registry import backend_of
+
+__all__ = ["Backend", "ProofRequest", "backend_of"]

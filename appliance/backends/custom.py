@@ -1,0 +1,87 @@
+"""Somebody else's engine, started by `engine.command`. It has to answer GET /health and one of the OpenAI completions."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from appliance.backends.environment import engine_environment
+from appliance.backends.ladder import halving_ladder
+from appliance.backends.native import PROOF, served_name
+from appliance.backends.protocol import ProofRequest
+from appliance.config.schema import Config
+from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
+from appliance.core.plan import Rung
+
+RUNG_FIELDS = ("{context_length}", "{prefill_chunk}", "{max_running}")
+
+
+class CustomBackend:
+    """See Backend."""
+
+    name = "custom"
+
+    def ladder(self, config: Config) -> tuple[Rung, ...]:
+        """One rung where the command takes nothing from it: the others would be the same command."""
+        ladder = halving_ladder(config, config.engine.context_length_tokens, "auto")
+        command = " ".join(config.engine.command)
+        return ladder if any(name in command for name in RUNG_FIELDS) else ladder[:1]
+
+    def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
+        """The command with its {words} filled in."""
+        uses_port = any("{port}" in word for word in config.engine.command)
+        endpoint = Endpoint(port=_free_port()) if uses_port else Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
+        values = {
+            "{socket}": endpoint.socket_path or "",
+            "{port}": str(endpoint.port),
+            "{model}": config.model.path,
+            "{context_length}": str(rung.context_length_tokens),
+            "{prefill_chunk}": str(rung.prefill_chunk_tokens),
+            "{max_running}": str(rung.max_running),
+        }
+        return LaunchSpec(
+            argv=tuple(_filled(word, values) for word in (*config.engine.command, *config.engine.extra_args)),
+            env=engine_environment(),
+            cwd=str(run_dir),
+            endpoint=endpoint,
+            probe_path="/health",
+            start_deadline_s=config.supervisor.start_deadline_s,
+            stop_deadline_s=config.supervisor.stop_deadline_s,
+            engine=self.name,
+            rung=rung,
+        )
+
+    def proof(self, config: Config) -> tuple[ProofRequest, ...]:
+        """One token, by whichever completion the engine has."""
+        name = {"model": config.model.name} if config.model.name else {}
+        message = {"role": "user", "content": "Hi"}
+        return (
+            ProofRequest("/v1/completions", {**name, "prompt": "The", "max_tokens": 1, "temperature": 0}, _has_choices),
+            ProofRequest("/v1/chat/completions", {**name, "messages": [message], "max_tokens": 1, "temperature": 0}, _has_choices),
+            PROOF,
+        )
+
+    def limits(self, config: Config, rung: Rung) -> EngineLimits:
+        """As configured."""
+        return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0)
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    # Not str.format: a command may well contain braces of its own, such as JSON.
+    for name, value in values.items():
+        word = word.replace(name, value)
+    return word
+
+
+def _has_choices(answer: Mapping[str, Any]) -> bool:
+    return bool(answer.get("choices"))
+
+
+def _free_port() -> int:
+    """One that was free a moment ago. Should somebody take it first, the start fails as port_in_use and the next try gets another."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

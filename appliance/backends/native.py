@@ -1,0 +1,111 @@
+"""The built-in engine: `python -m appliance.engine` in an environment that has torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from appliance.backends.environment import engine_environment
+from appliance.backends.ladder import halving_ladder
+from appliance.backends.protocol import ProofRequest
+from appliance.config.schema import Config
+from appliance.core.errors import ModelError
+from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
+from appliance.core.plan import Rung
+
+PROOF = ProofRequest(
+    "/generate",
+    {"text": "The", "sampling_params": {"max_new_tokens": 2, "temperature": 0.0}},
+    lambda answer: isinstance(answer.get("text"), str) and isinstance(answer.get("output_ids"), list),
+)
+
+
+class NativeBackend:
+    """See Backend."""
+
+    name = "native"
+
+    def ladder(self, config: Config) -> tuple[Rung, ...]:
+        """Halving: the CPU engine's memory is the KV pool of the configuration, which the engine checks at its start."""
+        return halving_ladder(config, _configured_context(config), "float32")
+
+    def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
+        """Raises ModelError."""
+        model = _checked_model(config)
+        engine = config.engine
+        threads = engine.threads or len(os.sched_getaffinity(0))
+        # Where the rung leaves the context as configured, 0 stays 0: the engine cuts the model's limit to its KV pool.
+        untouched = rung.context_length_tokens == _configured_context(config)
+        context = engine.context_length_tokens if untouched else rung.context_length_tokens
+        endpoint = Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
+        argv = (
+            engine.python or sys.executable, "-m", "appliance.engine",
+            "--model", str(model),
+            "--name", served_name(config),
+            "--socket", str(endpoint.socket_path),
+            "--threads", str(threads),
+            "--context-length", str(context),
+            "--prefill-chunk", str(rung.prefill_chunk_tokens),
+            "--max-running", str(rung.max_running),
+            "--block-tokens", str(engine.block_tokens),
+            "--kv-pool-bytes", str(engine.kv_pool_bytes),
+            "--prefill-fraction", str(engine.prefill_fraction),
+            "--max-body-bytes", str(config.gateway.max_body_bytes),
+            *engine.extra_args,
+        )  # fmt: skip
+        environment = engine_environment() | {"OMP_NUM_THREADS": str(threads)}
+        return LaunchSpec(
+            argv=argv,
+            env=environment,
+            cwd=str(run_dir),
+            endpoint=endpoint,
+            probe_path="/health",
+            start_deadline_s=config.supervisor.start_deadline_s,
+            stop_deadline_s=config.supervisor.stop_deadline_s,
+            engine=self.name,
+            rung=rung,
+        )
+
+    def proof(self, config: Config) -> tuple[ProofRequest, ...]:  # noqa: ARG002 - the protocol's
+        """Two greedy tokens."""
+        return (PROOF,)
+
+    def limits(self, config: Config, rung: Rung) -> EngineLimits:
+        """The engine always says."""
+        return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0)
+
+
+def served_name(config: Config) -> str:
+    """The id that clients use."""
+    return config.model.name or (Path(config.model.path).resolve().name if config.model.path else "model")
+
+
+def _checked_model(config: Config) -> Path:
+    if not config.model.path:
+        raise ModelError("model.path is not set", hint="name the model's folder in appliance.toml, or bring one: appliancectl setup --demo")
+    folder = Path(config.model.path)
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise ModelError(f"model.path = {config.model.path!r} {what}", hint="correct it, or bring a model: appliancectl setup --demo")
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
+    if missing:
+        raise ModelError(
+            f"the model folder {folder} lacks {' and '.join(missing)}", hint="its conversion or download is not complete: do it again"
+        )
+    return folder.resolve()
+
+
+def _configured_context(config: Config) -> int:
+    """What rung 0 serves, as far as we know: the configured number, else the model's own limit, else 0."""
+    if config.engine.context_length_tokens:
+        return config.engine.context_length_tokens
+    try:
+        document: Any = json.loads((Path(config.model.path) / "config.json").read_text(encoding="utf-8"))
+        context = document["max_position_embeddings"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0  # not our place to complain: launch_spec names what is missing
+    return context if isinstance(context, int) and not isinstance(context, bool) else 0

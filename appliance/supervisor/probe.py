@@ -1,0 +1,126 @@
+"""Asking one engine life how it is: until it is ready, then for ever; and once for a real answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.backends import ProofRequest
+from appliance.control.codec import CodecError, limits_from_json
+from appliance.core.launch import EngineLimits, LaunchSpec
+from appliance.supervisor import hang
+from appliance.supervisor.http_get import Answer, NoAnswer, exchange
+
+READY_POLL_S = 0.05
+READY_POLL_MAX_S = 0.5
+"""While it loads: quick at first (a warm start takes half a second), slower for a load of minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSettings:
+    """supervisor.probe_*, and what is a hang."""
+
+    interval_s: float
+    timeout_s: float
+    hang: hang.HangLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where findings go."""
+
+    ready: Callable[[EngineLimits], None]
+    progress: Callable[[int, int], None]
+    """Running and waiting requests, after each answer."""
+    hung: Callable[[hang.Hang], None]
+
+
+class Prober:
+    """Asks one life until it is cancelled. Owns nothing but its task's time."""
+
+    def __init__(self, spec: LaunchSpec, settings: ProbeSettings, fallback: EngineLimits, cpu_s: Callable[[], float], to: Listener) -> None:
+        self._spec = spec
+        self._settings = settings
+        self._fallback = fallback
+        self._cpu_s = cpu_s
+        self._to = to
+
+    async def run(self) -> None:
+        """Until ready, then until a hang is found."""
+        await self._until_ready()
+        watch = hang.begin(time.monotonic(), self._cpu_s())
+        while True:
+            await asyncio.sleep(self._settings.interval_s)
+            watch, found = await self._look(watch)
+            if found is not None:
+                self._to.hung(found)
+                return
+
+    async def _until_ready(self) -> None:
+        pause_s = READY_POLL_S
+        while True:
+            try:
+                answer = await self._ask()
+            except NoAnswer:
+                answer = None
+            if answer is not None and answer.status == 200:
+                self._to.ready(limits_of(answer, self._fallback))
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.05, READY_POLL_MAX_S)
+
+    async def _look(self, watch: hang.Watch) -> tuple[hang.Watch, hang.Hang | None]:
+        try:
+            answer = await self._ask()
+        except NoAnswer as error:
+            return watch, hang.judge_silence(watch, time.monotonic(), self._cpu_s(), self._settings.hang, str(error))
+        now_s = time.monotonic()
+        if answer.status != 200:
+            return watch, hang.judge_silence(watch, now_s, self._cpu_s(), self._settings.hang, f"status {answer.status}")
+        counters = answer.json()
+        running, waiting = _count(counters, "running") or 0, _count(counters, "waiting") or 0
+        watch = hang.answered(watch, now_s, self._cpu_s(), _count(counters, "progress"), running)
+        self._to.progress(running, waiting)
+        return watch, hang.judge_progress(watch, now_s, self._settings.hang)
+
+    async def _ask(self) -> Answer:
+        return await exchange(self._spec.endpoint, self._spec.probe_path, self._settings.timeout_s)
+
+
+async def prove(spec: LaunchSpec, requests: tuple[ProofRequest, ...], deadline_s: float) -> str | None:
+    """One short real completion, by the first of the requests that this engine knows.
+
+    Returns:
+        None when the answer is one; else what is wrong with it.
+    """
+    for request in requests:
+        try:
+            answer = await exchange(spec.endpoint, request.path, deadline_s, dict(request.body))
+        except NoAnswer as error:
+            return str(error)
+        if answer.status == 404:
+            continue
+        if answer.status != 200:
+            return f"{request.path} answered {answer.status}: {answer.body[:200].decode(errors='replace')}"
+        return (
+            None
+            if request.accepts(answer.json())
+            else f"{request.path} answered without a token: {answer.body[:200].decode(errors='replace')}"
+        )
+    return f"it knows none of {', '.join(request.path for request in requests)}"
+
+
+def limits_of(answer: Answer, fallback: EngineLimits) -> EngineLimits:
+    """What the engine says it can take, or what we configured where it says nothing."""
+    try:
+        return limits_from_json(answer.json().get("limits"))
+    except CodecError:
+        return fallback
+
+
+def _count(counters: dict[str, Any], name: str) -> int | None:
+    value = counters.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
