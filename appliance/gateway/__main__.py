@@ -1,0 +1,87 @@
+"""`python -m appliance.gateway`: the HTTP face as a process of its own.
+
+Exit codes: 0 stopped on request; 1 it cannot listen (port taken, address of another machine, open to others without
+leave) or its configuration is wrong; 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from appliance.config import Config, load_config, parse_overrides
+from appliance.config.load import DEFAULT_PATH
+from appliance.core.errors import ApplianceError
+from appliance.gateway.server import Server
+from appliance.listening import adopt_listener, is_open_to_others, open_listener, passed_listeners, url_of
+
+RUN_DIR = Path("/run/llm-appliance")
+STATE_DIR = Path("/var/lib/llm-appliance")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the gateway; the exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every stray byte that strangers send
+    try:
+        config = load_config(_config_file(options.config), parse_overrides(options.set)).config
+        listeners = _listeners(config, options.fd)
+        _refuse_open_ones(config, listeners)
+    except ApplianceError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    _raise_descriptor_limit()
+    asyncio.run(_serve(config, options.run_dir, options.state_dir, listeners))
+    return 0
+
+
+async def _serve(config: Config, run_dir: Path, state_dir: Path, listeners: Sequence[socket.socket]) -> None:
+    await Server(config, run_dir, state_dir).run(listeners)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m appliance.gateway", description="The HTTP face of the LLM appliance.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"configuration [default: {DEFAULT_PATH} where it exists]")
+    parser.add_argument("--run-dir", type=Path, default=RUN_DIR, metavar="DIR", help="where control.sock is [default: %(default)s]")
+    parser.add_argument("--state-dir", type=Path, default=STATE_DIR, metavar="DIR", help="what is kept [default: %(default)s]")
+    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="over the configuration; may be repeated")
+    parser.add_argument("--fd", type=int, metavar="N", help="listen on this open socket instead of gateway.host and gateway.port")
+    return parser
+
+
+def _config_file(given: Path | None) -> Path | None:
+    return given if given is not None or not DEFAULT_PATH.exists() else DEFAULT_PATH
+
+
+def _listeners(config: Config, fd: int | None) -> list[socket.socket]:
+    """From the parent, from systemd, or our own, in this order."""
+    if fd is not None:
+        return [adopt_listener(fd)]
+    return passed_listeners(os.environ, os.getpid()) or [open_listener(config.gateway.host, config.gateway.port)]
+
+
+def _refuse_open_ones(config: Config, listeners: Sequence[socket.socket]) -> None:
+    reachable = [url_of(listener) for listener in listeners if is_open_to_others(listener)]
+    if reachable and not config.gateway.allow_open:
+        raise ApplianceError(
+            f"{reachable[0]} would be open to other machines, and whoever reaches it may use the model: there are no API keys",
+            hint="listen on 127.0.0.1 behind a proxy that asks for them, or set gateway.allow_open = true",
+        )
+
+
+def _raise_descriptor_limit() -> None:
+    """Every client is a descriptor, and the soft limit of 1024 is for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""The ASGI application: one coroutine a request. Raw ASGI, because every layer here is paid for by every token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import MutableMapping
+from typing import Any
+
+from appliance.gateway.client import Client, Send
+from appliance.gateway.connection import EXTENSION, ClientConnection
+from appliance.gateway.envelope import Refused
+from appliance.gateway.headers import legal_request_id
+from appliance.gateway.inflight import InflightTable, LiveRequest, new_request_id
+from appliance.gateway.intake import ClientGone, Intake, Receive, facts_of
+from appliance.gateway.metrics import Metrics
+from appliance.gateway.pages import Pages
+from appliance.gateway.relay import Relay
+from appliance.gateway.report import Reporter
+from appliance.gateway.routes import READING_METHODS, Kind, Route, route_of
+from appliance.gateway.sse import dialect_of
+
+log = logging.getLogger("gateway.app")
+
+CLIENT_LEFT = 499
+"""nginx's status for it; never sent, only counted."""
+
+
+class App:
+    """`__call__` is the top loop of the gateway: nothing passes it but an answer."""
+
+    def __init__(self, intake: Intake, relay: Relay, pages: Pages, inflight: InflightTable, reporter: Reporter, metrics: Metrics) -> None:
+        self._intake = intake
+        self._relay = relay
+        self._pages = pages
+        self._inflight = inflight
+        self._reporter = reporter
+        self._metrics = metrics
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """One request, as ASGI calls it."""
+        connection: ClientConnection = scope["extensions"][EXTENSION]
+        client = Client(send, connection, legal_request_id(scope["headers"]) or new_request_id())
+        task = connection.task = asyncio.current_task()
+        assert task is not None
+        try:
+            await self._serve(scope, receive, client)
+        except asyncio.CancelledError:
+            if not connection.gone and connection.interruption is None:
+                raise
+            task.uncancel()
+            await self._end_cancelled(scope["path"], client)
+        finally:
+            connection.task = None
+
+    async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, client: Client) -> None:
+        label = "unknown"
+        try:
+            route = route_of(scope["method"], scope["path"])
+            label = route.label
+            if route.kind is Kind.PAGE:
+                await client.answer(*self._pages.get(scope["path"]))
+            else:
+                await self._pass(scope, receive, client, route)
+        except Refused as refused:
+            await client.refuse(refused, dialect_of(scope["path"]))
+        except ClientGone:
+            pass
+        except Exception:  # the top loop
+            log.exception("a defect of the gateway, please report it: request %s, %s", client.request_id, label)
+            await client.refuse(Refused(500, "gateway_defect", "the gateway failed; its journal says how"), dialect_of(scope["path"]))
+        finally:
+            self._metrics.requests[label, CLIENT_LEFT if client.connection.gone else client.outcome] += 1
+
+    async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, client: Client, route: Route) -> None:
+        body = await self._intake.read(scope["headers"], receive, client.connection)
+        try:
+            request = _live_request(scope, client.request_id, body, route)
+            try:
+                await self._relay.serve(request, client)
+            except asyncio.CancelledError:
+                if client.connection.gone:
+                    self._reporter.client_left(self._inflight.shapes([request])[0])
+                raise
+            self._metrics.duration.observe(asyncio.get_running_loop().time() - request.arrived_s)
+        finally:
+            self._intake.drop(body)
+
+    async def _end_cancelled(self, path: str, client: Client) -> None:
+        """The client left, or the connection's own deadlines (or a drain) interrupted the request: then it is told."""
+        interruption = client.connection.interruption
+        if client.connection.gone or interruption is None:
+            return
+        with contextlib.suppress(asyncio.CancelledError):  # it left while it was being told
+            await client.refuse(interruption, dialect_of(path))
+
+
+def _live_request(scope: MutableMapping[str, Any], request_id: str, body: bytes, route: Route) -> LiveRequest:
+    """Raises Refused where the body is no JSON and has to be."""
+    method, path = scope["method"], scope["path"]
+    stream = route.kind is Kind.JSON and method == "POST" and facts_of(body).stream
+    query: bytes = scope["query_string"]
+    return LiveRequest(
+        request_id=request_id,
+        method=method,
+        path=path,
+        target=scope["raw_path"] + b"?" + query if query else scope["raw_path"],
+        headers=scope["headers"],
+        body=body,
+        stream=stream,
+        dialect=dialect_of(path),
+        arrived_s=asyncio.get_running_loop().time(),
+        takes_slot=route.takes_slot and method not in READING_METHODS,
+    )

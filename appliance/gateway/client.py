@@ -1,0 +1,104 @@
+"""The answer to one client: whole, or as a stream that can be kept alive while there is nothing to say yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from appliance.gateway.connection import ClientConnection
+from appliance.gateway.envelope import Refused
+from appliance.gateway.headers import Headers
+from appliance.gateway.sse import WAITING_COMMENT, Dialect, error_event
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+COMMENT_AFTER_S = 5.0
+"""A stream without a byte for so long gets its headers and a comment, then one as often: proxies cut silent answers."""
+_STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+
+
+class Client:
+    """Writes one answer.
+
+    Attributes:
+        status: what the client was sent; 0 before.
+        outcome: the same, or the status of an error that could only be told inside a stream or by breaking it.
+        events: it was promised server-sent events.
+    """
+
+    __slots__ = ("_comments", "_send", "_timer", "connection", "events", "outcome", "request_id", "status")
+
+    def __init__(self, send: Send, connection: ClientConnection, request_id: str) -> None:
+        self._send = send
+        self.connection = connection
+        self.request_id = request_id
+        self._timer: asyncio.TimerHandle | None = None
+        self._comments: asyncio.Task[None] | None = None
+        self.status = self.outcome = 0
+        self.events = False
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole answer."""
+        length = [] if status in (204, 304) else [(b"content-length", b"%d" % len(body))]
+        await self._start(status, headers + length)
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        """The head of an answer whose body follows in pieces. Nothing is sent twice where comments have begun a stream."""
+        self.stop_comments()
+        if not self.status:
+            self.events = any(value.startswith(b"text/event-stream") for name, value in headers if name == b"content-type")
+            await self._start(status, headers)
+
+    async def write(self, data: bytes) -> None:
+        """A piece; waits while the client reads slower than we write."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        """The end of an answer in pieces."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def refuse(self, refused: Refused, dialect: Dialect) -> None:
+        """The refusal in the form that is still possible: an envelope, an event that ends the stream, a broken connection."""
+        self.stop_comments()
+        self.outcome = refused.status
+        if not self.status:
+            headers = refused.headers()
+            if refused.status in (408, 413):
+                headers.append((b"connection", b"close"))  # the rest of the body is not wanted
+            await self.answer(refused.status, headers, refused.body())
+        elif self.events:
+            await self.write(error_event(refused, dialect))
+            await self.finish()
+        else:
+            self.connection.abort()
+
+    def start_comments(self) -> None:
+        """From now on the stream is kept alive while nothing else is written to it."""
+        self._timer = asyncio.get_running_loop().call_later(COMMENT_AFTER_S, self._begin_comments)
+
+    def stop_comments(self) -> None:
+        """Before anything else is written."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._comments is not None:
+            self._comments.cancel()
+            self._comments = None
+
+    def _begin_comments(self) -> None:
+        self._timer = None
+        self._comments = asyncio.get_running_loop().create_task(self._comment())
+
+    async def _comment(self) -> None:
+        self.events = True
+        await self._start(200, _STREAM_HEADERS)
+        while True:
+            await self.write(WAITING_COMMENT)
+            await asyncio.sleep(COMMENT_AFTER_S)
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.status = self.outcome = status
+        headers = [*headers, (b"x-request-id", self.request_id.encode("ascii"))]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,0 +1,232 @@
+"""A client's connection: uvicorn's HTTP/1.1 protocol, and what a port open to strangers needs besides.
+
+Added here: deadlines for heads, bodies and clients that read nothing, a limit on the head, our error envelope, keep-alive
+probes for peers that vanished, a drain that lets the last answer out, and acting on a closed socket at once: the task
+that serves the request is cancelled from `connection_lost` itself. (ASGI would have us wait on `receive()` in a task
+of its own a request; an app that does not, like Starlette's StreamingResponse beside a reader of its own, never hears of it.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvicorn import Config as UvicornConfig
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from appliance.gateway.envelope import Refused
+
+EXTENSION = "appliance.connection"
+"""Key in the scope's extensions under which the app finds its ClientConnection."""
+HEAD_MAX_BYTES = 64 * 1024
+BODY_MIN_BYTES_PER_S = 1024
+"""A body that comes slower than this, after its first `header_timeout_s`, is cut off."""
+SEND_BUFFER_BYTES = 128 * 1024
+"""Of the kernel, a connection: with its default of 4 MiB a client that reads nothing looks like a reader for minutes."""
+KEEP_ALIVE_S = 75
+LINGER_S = 1.0
+"""How long we go on reading after a refusal: closing with unread bytes resets the connection, and the client never reads it."""
+FRESH_GRACE_S = 1.0
+"""On a drain, how long a connection that has not asked anything yet may still begin: its request may be on the wire."""
+_TAKES_APP_STATE = "app_state" in inspect.signature(HttpToolsProtocol.__init__).parameters
+"""uvicorn before 0.19 has none."""
+
+
+@dataclass(slots=True)
+class ConnectionPolicy:
+    """The limits, and the counts of what they cut off.
+
+    Attributes:
+        silent_peer_s: how long a peer may be unreachable before the kernel's keep-alive probes call it gone.
+        draining: set once, when the gateway is to stop.
+        cut: reason → connections cut off for it.
+    """
+
+    header_timeout_s: float
+    write_timeout_s: float
+    silent_peer_s: float
+    draining: bool = False
+    cut: dict[str, int] = field(default_factory=dict)
+
+    def count(self, reason: str) -> None:
+        """One more."""
+        self.cut[reason] = self.cut.get(reason, 0) + 1
+
+
+class ClientConnection(HttpToolsProtocol):
+    """One accepted socket. `check` is called about every second and does all that depends on time."""
+
+    def __init__(self, policy: ConnectionPolicy, config: UvicornConfig, state: ServerState) -> None:
+        more: dict[str, Any] = {"app_state": {}} if _TAKES_APP_STATE else {}
+        super().__init__(config=config, server_state=state, **more)
+        self.policy = policy
+        self.task: asyncio.Task[Any] | None = None
+        """The task that serves the request under way; set and cleared by the app."""
+        self.gone = False
+        self.interruption: Refused | None = None
+        """Why the task was cancelled, when it was not because the client left."""
+        self._head_due_s: float | None = None
+        self._head_bytes = 0
+        self._asked = False
+        self._body_began_s: float | None = None
+        self._body_due_s = 0.0
+        self._stalled: tuple[float, int] | None = None
+        self._linger_due_s: float | None = None
+
+    # the app's side
+
+    def await_body(self, received_bytes: int) -> None:
+        """The app waits for more of a body of which it has so much."""
+        if self._body_began_s is None:
+            self._body_began_s = self.loop.time()
+        self._body_due_s = self._body_began_s + self.policy.header_timeout_s + received_bytes / BODY_MIN_BYTES_PER_S
+
+    def body_complete(self) -> None:
+        """The app has all of it."""
+        self._body_began_s = None
+        self.flow.resume_reading()  # paused after a large body, and a leaving client would not be seen
+
+    def interrupt(self, refused: Refused) -> None:
+        """Cancel the request under way; its client gets this, as far as it can still be told."""
+        if self.task is not None and self.interruption is None:
+            self.interruption = refused
+            self.task.cancel()
+
+    def abort(self) -> None:
+        """Break the connection: an answer that cannot be completed must not look complete."""
+        self.transport.abort()
+
+    # the listener's side
+
+    def check(self, now_s: float) -> None:
+        """Act on what is overdue."""
+        if self._linger_due_s is not None:
+            if now_s > self._linger_due_s:
+                self.transport.abort()
+        elif self._stalled is not None:
+            self._check_stalled(now_s)
+        elif self._body_began_s is not None and now_s > self._body_due_s:
+            self._body_began_s = None
+            self.policy.count("slow_body")
+            self.interrupt(_slow("the request's body", self.policy.header_timeout_s, f"then {BODY_MIN_BYTES_PER_S} bytes/s"))
+        elif self._head_due_s is not None and now_s > self._head_due_s:
+            self._head_due_s = None
+            self.policy.count("slow_head")
+            if self._head_bytes:
+                self._refuse(_slow("the request's head", self.policy.header_timeout_s, "[gateway] header_timeout_s"))
+            else:
+                self.transport.close()
+
+    def drain(self) -> None:
+        """No further request after the one under way."""
+        if not self._asked:
+            due_s = self.loop.time() + FRESH_GRACE_S
+            self._head_due_s = due_s if self._head_due_s is None else min(self._head_due_s, due_s)
+        elif self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by asyncio."""
+        super().connection_made(transport)
+        self._head_due_s = self.loop.time() + self.policy.header_timeout_s
+        accepted = transport.get_extra_info("socket")
+        if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError):  # already reset by the peer
+                _probe_when_silent(accepted, self.policy.silent_peer_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        super().connection_lost(exc)
+        self.gone = True
+        self._head_due_s = self._body_began_s = self._stalled = None
+        if self.task is not None:
+            self.task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        if self._linger_due_s is not None:
+            return
+        if self._head_due_s is None and (self.cycle is None or self.cycle.response_complete):
+            self._head_due_s = self.loop.time() + self.policy.header_timeout_s
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_due_s is not None and self._head_bytes > HEAD_MAX_BYTES and self._linger_due_s is None:
+            self.policy.count("long_head")
+            self._refuse(Refused(431, "headers_too_large", f"the request's head exceeds {HEAD_MAX_BYTES} bytes", hint="send fewer headers"))
+
+    def pause_writing(self) -> None:
+        """Called by asyncio."""
+        super().pause_writing()
+        self._stalled = (self.loop.time(), self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Called by asyncio."""
+        super().resume_writing()
+        self._stalled = None
+
+    # uvicorn's side
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self._head_due_s = None
+        self._head_bytes = 0
+        super().on_headers_complete()
+        self._asked = True
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        scope["extensions"] = {EXTENSION: self}
+        if self.policy.draining and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn for what is no HTTP."""
+        self.policy.count("bad_http")
+        self._refuse(Refused(400, "invalid_http", msg.rstrip("."), hint="is the client speaking HTTP/1.1?"))
+
+    # inside
+
+    def _check_stalled(self, now_s: float) -> None:
+        assert self._stalled is not None
+        since_s, buffered_bytes = self._stalled
+        left_bytes = self.transport.get_write_buffer_size()
+        if left_bytes < buffered_bytes:
+            self._stalled = (now_s, left_bytes)
+        elif now_s - since_s > self.policy.write_timeout_s:
+            self.policy.count("never_reads")
+            self.transport.abort()
+
+    def _refuse(self, refused: Refused) -> None:
+        """Outside of any request of the app's: write the whole answer and close."""
+        begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if begun:  # an answer is on its way: bytes between its bytes would be taken for it
+            self.transport.abort()
+            return
+        body = refused.body()
+        head = [STATUS_LINE[refused.status]]
+        head += [b"%s: %s\r\n" % header for header in refused.headers()]
+        head.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
+        self.transport.write(b"".join(head) + body)
+        self.transport.write_eof()
+        self._head_due_s = None
+        self._linger_due_s = self.loop.time() + LINGER_S
+
+
+def _slow(what: str, limit_s: float, rest: str) -> Refused:
+    return Refused(408, "request_timeout", f"{what} did not arrive in time (limit: {limit_s:g} s, {rest})", hint="send faster")
+
+
+def _probe_when_silent(accepted: socket.socket, silent_peer_s: float) -> None:
+    """Three unanswered probes end the connection `silent_peer_s` after the peer was last heard."""
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(silent_peer_s * 0.4)))
+    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(silent_peer_s * 0.2)))
+    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

@@ -1,0 +1,138 @@
+"""The requests between acceptance and last byte, and what of them may be told to others: shapes, never text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from appliance.core.requests import InflightRequest, Resumability
+from appliance.gateway.headers import Headers
+from appliance.gateway.sse import Dialect
+
+log = logging.getLogger("gateway.inflight")
+
+KEY_BYTES = 32
+_orders = itertools.count(1)
+_PREFIX = secrets.token_hex(4)
+
+
+def new_request_id() -> str:
+    """`req-...`: unique on this box, cheap, and no clock in it."""
+    return f"req-{_PREFIX}{next(_orders):08x}"
+
+
+@dataclass(eq=False, slots=True)
+class LiveRequest:
+    """One request that goes to the engine. `generation` is 0 while it waits; `sent_bytes` counts the answer's own bytes."""
+
+    request_id: str
+    method: str
+    path: str
+    target: bytes
+    headers: Headers
+    body: bytes
+    stream: bool
+    dialect: Dialect
+    arrived_s: float
+    takes_slot: bool = True
+    order: int = field(default_factory=lambda: next(_orders))
+    generation: int = 0
+    attempt: int = 0
+    sent_bytes: int = 0
+    waited_s: float = 0.0
+    """Spent between losing an engine and being given to the next one, over all its losses."""
+
+    @property
+    def resumability(self) -> Resumability:
+        """What could be done if the engine died now."""
+        return Resumability.FAIL if self.sent_bytes else Resumability.REPLAY
+
+
+class InflightTable:
+    """Who is in flight. Fingerprints are keyed with a secret of this box: equal bodies are seen, bodies are not."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._requests: set[LiveRequest] = set()
+
+    def add(self, request: LiveRequest) -> None:
+        """Accepted."""
+        self._requests.add(request)
+
+    def discard(self, request: LiveRequest) -> None:
+        """Its last byte is out, or it was given up."""
+        self._requests.discard(request)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def of_generation(self, generation: int) -> tuple[InflightRequest, ...]:
+        """The shapes of what one engine life holds."""
+        return self.shapes(request for request in self._requests if request.generation == generation)
+
+    def all(self) -> tuple[InflightRequest, ...]:
+        """The shapes of all, oldest first."""
+        return self.shapes(self._requests)
+
+    def shapes(self, requests: Iterable[LiveRequest]) -> tuple[InflightRequest, ...]:
+        """Lengths and fingerprints, oldest first."""
+        now_s = asyncio.get_running_loop().time()
+        return tuple(self._shape(request, now_s) for request in sorted(requests, key=lambda request: request.order))
+
+    def _shape(self, request: LiveRequest, now_s: float) -> InflightRequest:
+        return InflightRequest(
+            request_id=request.request_id,
+            path=request.path,
+            fingerprint=fingerprint(self._key, request.body),
+            body_bytes=len(request.body),
+            prompt_tokens=None,
+            sent_bytes=request.sent_bytes,
+            stream=request.stream,
+            generation=request.generation,
+            attempt=request.attempt,
+            age_s=round(now_s - request.arrived_s, 3),
+            resumability=request.resumability,
+        )
+
+
+def fingerprint(key: bytes, body: bytes) -> str:
+    """Keyed hash of a body: 32 hexadecimal digits."""
+    return hashlib.blake2b(body, key=key, digest_size=16).hexdigest()
+
+
+def load_key(state_dir: Path) -> bytes:
+    """This box's key, made at the first start. Without a writable state folder it lasts as long as the process."""
+    path = state_dir / "fingerprint.key"
+    try:
+        if not path.exists():
+            state_dir.mkdir(parents=True, exist_ok=True)
+            _create_whole(path, os.urandom(KEY_BYTES))
+        key = path.read_bytes()
+    except OSError as error:
+        log.warning("fingerprints will change at the next start: %s cannot be used (%s)", path, error.strerror)
+        return os.urandom(KEY_BYTES)
+    if len(key) != KEY_BYTES:
+        log.warning("fingerprints will change at the next start: %s has %d bytes, not %d; delete it", path, len(key), KEY_BYTES)
+        return os.urandom(KEY_BYTES)
+    return key
+
+
+def _create_whole(path: Path, content: bytes) -> None:
+    """Create the file with all of its content or not at all; the first of two at the same time wins."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        Path(temporary).unlink()

@@ -1,0 +1,143 @@
+"""Reading a request: its body once, within limits of size, pace and memory, and what the gateway has to know of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.gateway.connection import ClientConnection
+from appliance.gateway.envelope import Refused
+from appliance.gateway.headers import Headers, value_of
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+JSON_ELEMENTS_MAX = 500_000
+"""Lists, objects and commas of a body. Parsing more would hold up everybody's tokens for a tenth of a second."""
+DISCARD_MAX_S = 5.0
+"""How long the rest of a body that is too large is read and thrown away, so that its client can read the 413."""
+HELD_BODIES = 8
+"""The bodies of all requests together may hold the memory of so many of the largest size."""
+
+
+class ClientGone(Exception):
+    """The client left before its request was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFacts:
+    """What the gateway reads out of a JSON body; the rest is the engine's to judge."""
+
+    stream: bool = False
+
+
+class Intake:
+    """Reads bodies and counts what they hold."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self.max_body_bytes = max_body_bytes
+        self.held_bytes = 0
+
+    async def read(self, headers: Headers, receive: Receive, connection: ClientConnection) -> bytes:
+        """The whole body; `held_bytes` grows by its length, and the caller gives that back with `drop`.
+
+        Raises:
+            Refused: 413, or 503 while too much is held already.
+            ClientGone: the client left.
+        """
+        announced = value_of(headers, b"content-length")
+        if announced is not None and int(announced) > self.max_body_bytes:
+            await self._discard(headers, receive)
+            raise self._too_large(int(announced))
+        parts: list[bytes] = []
+        size_bytes = 0
+        try:
+            while True:
+                connection.await_body(size_bytes)
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientGone
+                part: bytes = message.get("body", b"")
+                size_bytes += len(part)
+                self.held_bytes += len(part)
+                more = message.get("more_body", False)
+                if size_bytes > self.max_body_bytes:
+                    if more:
+                        await self._discard(headers, receive)
+                    raise self._too_large(size_bytes)
+                if self.held_bytes > HELD_BODIES * self.max_body_bytes:
+                    raise self._too_many()
+                parts.append(part)
+                if not more:
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+        except BaseException:
+            self.held_bytes -= size_bytes
+            raise
+        finally:
+            connection.body_complete()
+
+    def drop(self, body: bytes) -> None:
+        """A body is not needed any more."""
+        self.held_bytes -= len(body)
+
+    @staticmethod
+    async def _discard(headers: Headers, receive: Receive) -> None:
+        if value_of(headers, b"expect") is not None:
+            return  # it waits for our word and has sent nothing
+        try:
+            async with asyncio.timeout(DISCARD_MAX_S):
+                while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                    pass
+        except TimeoutError:
+            return
+
+    def _too_large(self, size_bytes: int) -> Refused:
+        return Refused(
+            413,
+            "body_too_large",
+            f"the body has {size_bytes} bytes or more, the limit is {self.max_body_bytes}",
+            hint="send less, or raise [gateway] max_body_bytes",
+        )
+
+    def _too_many(self) -> Refused:
+        return Refused(
+            503,
+            "gateway_overloaded",
+            f"the requests in flight hold {self.held_bytes} bytes, the limit is {HELD_BODIES * self.max_body_bytes}",
+            hint="try again when some are answered",
+            retry_after_s=5,
+        )
+
+
+def facts_of(body: bytes) -> BodyFacts:
+    """Parse the body of a JSON endpoint.
+
+    Raises:
+        Refused: 400 for what is no UTF-8, no JSON or no object; 413 for more elements than may be parsed at once.
+    """
+    elements = body.count(b",") + body.count(b"[") + body.count(b"{")
+    if elements > JSON_ELEMENTS_MAX:
+        raise Refused(
+            413,
+            "body_too_complex",
+            f"the body has about {elements} JSON elements, the limit is {JSON_ELEMENTS_MAX}",
+            hint="send fewer in one request",
+        )
+    try:
+        document = json.loads(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise Refused(400, "invalid_utf8", f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from None
+    except RecursionError:
+        raise Refused(400, "invalid_json", "the body nests lists or objects too deeply", hint="nest less than 900 levels") from None
+    except ValueError as error:
+        raise Refused(400, "invalid_json", f"the body is not JSON: {error}", hint='send an object such as {"model": ...}') from None
+    if not isinstance(document, dict):
+        raise Refused(400, "invalid_json", f"the body is a JSON {_kind(document)}, expected an object")
+    return BodyFacts(stream=document.get("stream") is True)
+
+
+def _kind(document: object) -> str:
+    names = {list: "list", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(document), "number")

@@ -1,0 +1,134 @@
+"""The gateway's own pages: /health, /status, /metrics, /."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from typing import Any
+
+from appliance import __version__
+from appliance.config import Config
+from appliance.control.codec import to_json
+from appliance.core.states import EngineState
+from appliance.gateway.admission import Lane
+from appliance.gateway.connection import ConnectionPolicy
+from appliance.gateway.envelope import JSON_TYPE, Refused
+from appliance.gateway.gate import Gate, Standing, sentence_of
+from appliance.gateway.headers import Headers
+from appliance.gateway.inflight import InflightTable
+from appliance.gateway.metrics import CONTENT_TYPE, Gauges, Metrics
+from appliance.gateway.relay import Relay
+
+LISTED_MAX = 100
+Page = tuple[int, Headers, bytes]
+
+
+class Pages:
+    """Reads the others; owns nothing."""
+
+    def __init__(
+        self, config: Config, gate: Gate, relay: Relay, inflight: InflightTable, metrics: Metrics, policy: ConnectionPolicy
+    ) -> None:
+        self._config = config
+        self._gate = gate
+        self._relay = relay
+        self._inflight = inflight
+        self._metrics = metrics
+        self._policy = policy
+        self._started_s = time.monotonic()
+
+    def get(self, path: str) -> Page:
+        """The page. Raises Refused for /health while nothing serves, and for /metrics where it is switched off."""
+        if path == "/health":
+            return self._health()
+        if path == "/status":
+            return 200, [JSON_TYPE, (b"cache-control", b"no-store")], _json(self.status())
+        if path == "/metrics":
+            return self._metrics_page()
+        return 200, [(b"content-type", b"text/plain; charset=utf-8")], self._front().encode()
+
+    def status(self) -> dict[str, Any]:
+        """All that a person, a dashboard or a router in front may want to know."""
+        view = self._gate.view
+        return {
+            "standing": self._gate.standing.value,
+            "sentence": sentence_of(view),
+            "applianced_connected": view.connected,
+            "publication": to_json(view.publication),
+            "slots": {"capacity": self._relay.slots.capacity, "in_use": self._relay.slots.in_use},
+            "queue": self._queue(self._relay.slots),
+            "inflight": to_json(self._inflight.all()[:LISTED_MAX]),
+            "totals": {
+                "requests": {str(code): count for code, count in sorted(self._by_code().items())},
+                "upstream_losses": dict(self._metrics.lost),
+                "resent": self._metrics.resent,
+                "connections_cut": dict(self._policy.cut),
+            },
+            "draining": self._policy.draining,
+            "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "version": __version__,
+        }
+
+    def _health(self) -> Page:
+        if self._gate.standing is not Standing.OPEN:
+            raise self._gate.refusal()
+        if self._policy.draining:
+            raise Refused(503, "gateway_draining", "the gateway finishes what runs and stops", retry_after_s=5)
+        publication = self._gate.view.publication
+        assert publication is not None
+        return 200, [JSON_TYPE], _json({"status": "ok", "state": publication.state.value, "sentence": sentence_of(self._gate.view)})
+
+    def _metrics_page(self) -> Page:
+        if not self._config.metrics.enabled:
+            raise Refused(404, "metrics_off", "metrics are switched off", hint="set [metrics] enabled = true")
+        return 200, [(b"content-type", CONTENT_TYPE)], self._metrics.render(self._gauges(), self._policy.cut)
+
+    def _front(self) -> str:
+        return (
+            f"LLM appliance {__version__}\n\n{sentence_of(self._gate.view)}\n\n"
+            "POST /v1/chat/completions, /v1/completions    GET /v1/models\n"
+            "GET /health, /status, /metrics\n"
+        )
+
+    def _queue(self, lane: Lane) -> dict[str, Any]:
+        now_s = asyncio.get_running_loop().time()
+        waiting = [
+            {
+                "request_id": waiter.request_id,
+                "position": position,
+                "waited_s": round(now_s - waiter.since_s, 3),
+                "estimated_wait_s": _rounded(lane.estimated_wait_s(position)),
+            }
+            for position, waiter in enumerate(itertools.islice(lane.waiting(), LISTED_MAX))
+        ]
+        return {"length": lane.queue_length, "limit": lane.queue_size, "waiting": waiting}
+
+    def _by_code(self) -> dict[int, int]:
+        totals: dict[int, int] = {}
+        for (_, code), count in self._metrics.requests.items():
+            totals[code] = totals.get(code, 0) + count
+        return totals
+
+    def _gauges(self) -> Gauges:
+        view, slots = self._gate.view, self._relay.slots
+        state = view.publication.state if view.publication is not None else None
+        yield "requests_in_flight", "Requests accepted and not answered to the end.", len(self._inflight), {}
+        yield "queue_length", "Requests that wait for a slot or for the engine.", slots.queue_length + self._relay.reads.queue_length, {}
+        yield "slots_capacity", "Requests that the engine is given at once.", slots.capacity, {}
+        yield "slots_in_use", "Requests that the engine has.", slots.in_use, {}
+        yield "up", "1 while requests go to the engine.", float(self._gate.standing is Standing.OPEN), {}
+        yield "applianced_connected", "1 while applianced's control socket answers.", float(view.connected), {}
+        yield "engine_generation", "Counts engine lives.", view.publication.generation if view.publication is not None else 0, {}
+        for each in EngineState:
+            yield "engine_state", "1 for the state the engine is in.", float(each is state), {"state": each.value}
+        yield "build_info", "Always 1.", 1.0, {"version": __version__}
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _rounded(value_s: float | None) -> float | None:
+    return None if value_s is None else round(value_s, 3)

@@ -1,0 +1,78 @@
+"""Which path is what. A table, so that a reader and a test see all of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from appliance.gateway.envelope import Refused
+
+
+class Kind(enum.Enum):
+    """How a path is served."""
+
+    PAGE = "page"
+    """By the gateway itself."""
+    JSON = "json"
+    """POST with a JSON object, to the engine."""
+    OTHER = "other"
+    """To the engine as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`label` is what metrics call the path: bounded in number, whatever clients ask for."""
+
+    kind: Kind
+    label: str
+    takes_slot: bool
+
+
+_GENERATING = (
+    "/generate",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/rerank",
+    "/v1/responses",
+    "/v1/score",
+)
+_COUNTING = ("/detokenize", "/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/tokenize")
+PAGES = ("/", "/health", "/metrics", "/status")
+_ROUTES = {
+    **{path: Route(Kind.JSON, path, True) for path in _GENERATING},
+    **{path: Route(Kind.JSON, path, False) for path in _COUNTING},
+    **{path: Route(Kind.PAGE, path, False) for path in PAGES},
+    "/v1/models": Route(Kind.OTHER, "/v1/models", False),
+}
+_ANY_OTHER = Route(Kind.OTHER, "/v1/*", True)
+READING_METHODS = ("GET", "HEAD")
+"""These never take a slot, whatever the route says."""
+_OTHER_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+def route_of(method: str, path: str) -> Route:
+    """Where a request goes.
+
+    Raises:
+        Refused: 404 or 405.
+    """
+    route = _ROUTES.get(path)
+    if route is None:
+        if not path.startswith("/v1/") or "/." in path or "//" in path:  # "..": the engine has paths that are not for clients
+            raise Refused(
+                404, "unknown_path", f"there is nothing at {path[:200]}", hint="the API is under /v1/, such as /v1/chat/completions"
+            )
+        route = _ANY_OTHER
+    allowed = _methods(path, route)
+    if method not in allowed:
+        raise Refused(405, "method_not_allowed", f"{path[:200]} is not for {method}", hint=f"use {allowed[0]}", allow=", ".join(allowed))
+    return route
+
+
+def _methods(path: str, route: Route) -> tuple[str, ...]:
+    if route.kind is Kind.JSON:
+        # Of these, an engine may let stored answers be read back.
+        return ("POST", "GET", "HEAD") if path == "/v1/responses" else ("POST",)
+    return READING_METHODS if route.kind is Kind.PAGE or path == "/v1/models" else _OTHER_METHODS

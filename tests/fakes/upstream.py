@@ -1,0 +1,153 @@
+"""A real child process whose HTTP goes wrong in the ways the request asks for. Standard library only; fast enough to measure with.
+
+    python tests/fakes/upstream.py --socket PATH | --port N [--health CODE]
+
+The body says how it is answered: {"do": KIND, ...}
+    whole      {"bytes": N, "status": S, "body": TEXT}   a JSON answer with its length, after {"delay_s"}
+    stream     {"events": N, "gap_s": S, "bytes": B}     server-sent events and [DONE]; {"role": true}: a role event first
+    die        after {"after_events": N} events (streams) or {"after_bytes": N} bytes of a whole answer: the process kills itself
+    raw        {"text": T, "close": true}                exactly these bytes
+    never                                                nothing
+GET /stats: {"requests", "aborted_at": [monotonic seconds], "open"}; /health: 200, or the code of --health.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import time
+from typing import Any
+
+Json = dict[str, Any]
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Stats:
+    """What /stats tells."""
+
+    def __init__(self, health: int) -> None:
+        self.health = health
+        self.requests = self.open = 0
+        self.aborted_at: list[float] = []
+
+
+class Upstream(asyncio.Protocol):
+    """One connection; requests come one after the other, each with a content-length or without a body."""
+
+    def __init__(self, stats: Stats) -> None:
+        self.stats = stats
+        self.buffer = b""
+        self.task: asyncio.Task[None] | None = None
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.task is not None and not self.task.done():
+            self.stats.aborted_at.append(time.monotonic())
+            self.task.cancel()
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        end = self.buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = self.buffer[:end].lower()
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+        if len(self.buffer) < end + 4 + length:
+            return
+        path = self.buffer[:end].split(b" ", 2)[1].decode()
+        body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
+        self.stats.requests += 1
+        if path == "/health":
+            self.whole({"body": '{"status": "ok"}', "status": self.stats.health})
+        elif path == "/stats":
+            said = {"requests": self.stats.requests, "aborted_at": self.stats.aborted_at, "open": self.stats.open}
+            self.whole({"body": json.dumps(said)})
+        else:
+            asked = json.loads(body) if body else {}
+            self.task = asyncio.get_running_loop().create_task(self.answer(asked, head))
+
+    async def answer(self, asked: Json, head: bytes) -> None:
+        self.stats.open += 1
+        try:
+            if asked.get("delay_s"):
+                await asyncio.sleep(asked["delay_s"])
+            kind = asked.get("do", "whole")
+            if kind == "whole":
+                self.whole({"body": head.decode("latin-1"), **asked} if asked.get("echo") else asked)
+            elif kind == "raw":
+                self.transport.write(asked["text"].encode("latin-1"))
+                if asked.get("close"):
+                    self.transport.close()
+            elif kind == "never":
+                await asyncio.sleep(3600)
+            elif kind == "die" and "after_bytes" in asked:
+                self.whole({**asked, "cut": asked["after_bytes"]})
+                await asyncio.sleep(0.05)
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                await self.stream(asked)
+        finally:
+            self.stats.open -= 1
+
+    def whole(self, asked: Json) -> None:
+        body = asked["body"].encode() if "body" in asked else json.dumps({"text": "x" * asked.get("bytes", 64)}).encode()
+        kind = asked.get("type", "application/json")
+        head = f"HTTP/1.1 {asked.get('status', 200)} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        self.transport.write(head + body[: asked.get("cut", len(body))])
+
+    async def stream(self, asked: Json) -> None:
+        self.transport.write(STREAM_HEAD)
+        if asked.get("role"):
+            self.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
+        count, gap_s, filler = asked.get("events", 8), asked.get("gap_s", 0), "x" * asked.get("bytes", 8)
+        for number in range(count):
+            if gap_s:
+                await asyncio.sleep(gap_s)
+            elif number % 64 == 63:
+                await asyncio.sleep(0)
+            await self.writable.wait()
+            if asked["do"] == "die" and number == asked["after_events"]:
+                await asyncio.sleep(0.05)
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.event({"choices": [{"index": 0, "delta": {"content": f" t{number} {filler}"}, "finish_reason": None}]})
+        if asked.get("done", True):
+            self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n")
+        self.transport.write(b"0\r\n\r\n")
+
+    def event(self, document: Json) -> None:
+        data = b"data: " + json.dumps(document).encode() + b"\n\n"
+        self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Listen until killed."""
+    stats = Stats(options.health)
+    loop = asyncio.get_running_loop()
+    if options.socket:
+        await loop.create_unix_server(lambda: Upstream(stats), options.socket, backlog=1024)
+    else:
+        await loop.create_server(lambda: Upstream(stats), "127.0.0.1", options.port)
+    print("listening", flush=True)
+    await asyncio.sleep(86400)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", default="")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--health", type=int, default=200)
+    asyncio.run(serve(parser.parse_args()))
