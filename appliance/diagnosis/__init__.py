@@ -1,0 +1,22 @@
+"""Evidence to verdict: what ended the engine, why, and what to do. Pure, and offline on any box's logs.
+
+* `read_evidence` and `exit_evidence` make evidence of files and words (`reading/`)
+* `diagnose` makes the verdict of it (`verdict.py`)
+* `report` prints it
+* `is_fatal_line` is the supervisor's quick test of a fresh line
+"""
+
+from __future__ import annotations
+
+from appliance.diagnosis import report
+from appliance.diagnosis.catalogue import load_catalogue
+from appliance.diagnosis.reading.intake import exit_evidence, read_evidence
+from appliance.diagnosis.remedies import action_for
+from appliance.diagnosis.verdict import diagnose
+
+__all__ = ["action_for", "diagnose", "exit_evidence", "is_fatal_line", "load_catalogue", "read_evidence", "report"]
+
+
+def is_fatal_line(line: str) -> str | None:
+    """The id of the pattern by which this engine-log line alone means that the engine is gone or going, else None."""
+    return load_catalogue().fatal(line)

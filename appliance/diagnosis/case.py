@@ -1,0 +1,131 @@
+"""A case: the folded events of one engine life and the questions that rules ask of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis.events import Event
+from appliance.diagnosis.timeline import ENGINE_SOURCES
+
+SIGNALS = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
+    11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
+}  # fmt: skip
+_GO_WORDS = {
+    "KILLED": "SIGKILL", "TERMINATED": "SIGTERM", "INTERRUPT": "SIGINT", "HANGUP": "SIGHUP", "ABORTED": "SIGABRT",
+    "SEGMENTATION FAULT": "SIGSEGV", "BUS ERROR": "SIGBUS", "ILLEGAL INSTRUCTION": "SIGILL", "QUIT": "SIGQUIT",
+}  # fmt: skip
+_NUMBERS = {name: number for number, name in SIGNALS.items()}
+_ENGINE_NAME = re.compile(
+    r"^(?:python|pt_main|pt_|vllm|VLLM|sglang|ray|llama|ollama|text-generation|text_generation|tgi|uvicorn|gunicorn|"
+    r"torch|nccl|cuda|koboldcpp|tabby|exllama|aphrodite|lmdeploy|tritonserver|trtllm|mpirun|EngineCore|APIServer|multiprocess|cache_mgr|"
+    r"ik_llama|server$|main$|app$|conda|uv$|ktransformers|applianced|appliance|engine)",
+    re.IGNORECASE,
+)
+_LOG_PID = re.compile(r"\bpid[=: ]+(\d{2,8})|\bPID (\d{2,8})|\[(\d{3,8})\]")
+
+
+def signal_of(value: object) -> str | None:
+    """The signal's name for 9, -9, 137, "9", "KILL", "SIGKILL"; None where it is no signal."""
+    if isinstance(value, bool) or value is None:
+        return None
+    text = str(value).strip().upper()
+    if text.lstrip("-").isdigit():
+        number = abs(int(text))
+        return SIGNALS.get(number - 128 if number > 128 else number)
+    if text in _GO_WORDS:
+        return _GO_WORDS[text]
+    name = text if text.startswith("SIG") else f"SIG{text}"
+    return name if name in _NUMBERS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the process ended: a signal, or a code; both None where nobody says."""
+
+    signal: str | None = None
+    code: int | None = None
+    evidence: Evidence | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.signal is not None or self.code is not None
+
+
+def exit_of(evidence: Evidence) -> Exit:
+    """`data` of EXIT evidence, with 137, -9 and "SIGKILL" meaning the same."""
+    signal = signal_of(evidence.data.get("signal"))
+    code = evidence.data.get("code")
+    if not isinstance(code, int) or isinstance(code, bool):
+        return Exit(signal, None, evidence)
+    if signal is None and (code < 0 or code > 128):
+        signal = signal_of(code)
+    return Exit(signal, code if signal is None else None, evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that rules may look at."""
+
+    events: Sequence[Event]
+    evidence: Sequence[Evidence]
+    exit: Exit
+    stopped_by_us: bool
+    engine: str | None
+
+    def named(self, *names: str) -> Iterator[Event]:
+        """The events of these names, in order."""
+        return (event for event in self.events if event.name in names)
+
+    def first(self, *names: str) -> Event | None:
+        """The first event of these names."""
+        return next(self.named(*names), None)
+
+    def has(self, *names: str) -> bool:
+        """Whether any event of these names happened."""
+        return self.first(*names) is not None
+
+    def last_before(self, event: Event, *names: str) -> Event | None:
+        """The latest event of these names that stands before this one in its source."""
+        earlier = [other for other in self.named(*names) if other.source is event.source and other.order < event.order]
+        return earlier[-1] if earlier else None
+
+    def near(self, event: Event, name: str, *, before: int, after: int) -> bool:
+        """Whether an event of this name stands within so many lines of this one, in the same source."""
+        return any(
+            other.source is event.source and event.order - before <= other.order <= event.order + after for other in self.named(name)
+        )
+
+    def served_after(self, event: Event) -> bool:
+        """The engine went on answering after this event."""
+        return any(other.name in ("decode", "prefill", "traffic") and other.order > event.order for other in self.events)
+
+    @property
+    def dead(self) -> bool:
+        """Something says that the engine is gone in a way nobody wants."""
+        return any(event.fatal for event in self.events) or self.exit.signal is not None or self.exit.code not in (None, 0)
+
+    @property
+    def served(self) -> bool:
+        """The engine was up at some time of this life."""
+        return any(event.phase.serving for event in self.events if event.source in ENGINE_SOURCES)
+
+    def lines_of(self, source: Source) -> Iterator[Evidence]:
+        """The raw evidence of one source."""
+        return (item for item in self.evidence if item.source is source)
+
+
+def engine_like(name: object) -> bool:
+    """Whether a process name (cut to 15 characters by the kernel) may be one of an engine's; unknown names may."""
+    text = str(name or "").strip("'\" <>()")
+    return text in ("", "unknown") or _ENGINE_NAME.match(text) is not None
+
+
+def pids_in(evidence: Sequence[Evidence]) -> frozenset[int]:
+    """Process ids that the engine's own lines mention (only the first and last few hundred lines are read)."""
+    lines = [item.text for item in evidence if item.source is Source.ENGINE_LOG]
+    sample = lines if len(lines) <= 800 else lines[:400] + lines[-400:]
+    return frozenset(int(next(filter(None, match.groups()))) for text in sample for match in _LOG_PID.finditer(text[:400]))

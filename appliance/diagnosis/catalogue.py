@@ -1,0 +1,84 @@
+"""The catalogue: every pattern, loaded once, and the cheap test that most lines fail."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from appliance.core.evidence import Source
+from appliance.diagnosis.events import EVENTS
+from appliance.diagnosis.pattern import Pattern, PatternError, Value, fields_of, load_patterns
+
+PATTERNS_DIR = Path(__file__).parent / "patterns"
+LONGEST_LINE = 8192
+"""Characters of a line that regular expressions see; a longer line is cut in its middle (`shorten`)."""
+
+
+class Catalogue:
+    """All patterns of one set of files, grouped by the source they may match in."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        self.patterns = tuple(patterns)
+        _check(self.patterns)
+        self._by_source = {
+            source: tuple(pattern for pattern in self.patterns if source in pattern.sources)
+            for source in {source for pattern in self.patterns for source in pattern.sources}
+        }
+        self._gates = {source: _gate(patterns) for source, patterns in self._by_source.items()}
+        self._fatal = tuple(pattern for pattern in self.patterns if pattern.fatal and Source.ENGINE_LOG in pattern.sources)
+        self._fatal_gate = _gate(self._fatal)
+
+    def matches(self, text: str, source: Source) -> Iterator[tuple[Pattern, dict[str, Value]]]:
+        """Every pattern of this source that the line matches, with its fields."""
+        gate = self._gates.get(source)
+        if gate is None or gate.search(text) is None:
+            return
+        text = shorten(text)
+        for pattern in self._by_source[source]:
+            match = pattern.search(text)
+            if match is not None:
+                yield pattern, fields_of(match)
+
+    def fatal(self, line: str) -> str | None:
+        """The id of the first fatal engine-log pattern that the line matches."""
+        if self._fatal_gate.search(line) is None:
+            return None
+        line = shorten(line)
+        return next((pattern.pattern_id for pattern in self._fatal if pattern.search(line) is not None), None)
+
+
+def shorten(text: str) -> str:
+    """The text, or of a longer one its head and tail: what programs print of note stands there."""
+    if len(text) <= LONGEST_LINE:
+        return text
+    half = LONGEST_LINE // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
+def _gate(patterns: Iterable[Pattern]) -> re.Pattern[str]:
+    """One alternation over every literal: a line that fails it fails all of these patterns."""
+    literals = sorted({literal for pattern in patterns for literal in pattern.literals})
+    return re.compile("|".join(map(re.escape, literals)) or r"(?!)")
+
+
+def _check(patterns: tuple[Pattern, ...]) -> None:
+    seen: set[str] = set()
+    for pattern in patterns:
+        if pattern.pattern_id in seen:
+            raise PatternError(f"two patterns are called {pattern.pattern_id!r}", hint="rename one")
+        seen.add(pattern.pattern_id)
+        if pattern.event not in EVENTS:
+            raise PatternError(f"{pattern.pattern_id}: event {pattern.event!r} is not in the vocabulary", hint="see diagnosis/events.py")
+
+
+@functools.lru_cache(maxsize=8)
+def load_catalogue(*operator_dirs: Path) -> Catalogue:
+    """Our own patterns, then those of the operator's directories (each `*.toml`, sorted by name).
+
+    Raises:
+        PatternError: a file cannot be read, or a pattern in it cannot be right.
+    """
+    files = [path for directory in (PATTERNS_DIR, *operator_dirs) if directory.is_dir() for path in sorted(directory.glob("*.toml"))]
+    return Catalogue(pattern for path in files for pattern in load_patterns(path))

@@ -1,0 +1,122 @@
+"""Events: what the evidence says happened. A line becomes zero, one or several of them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from appliance.core.causes import Cause
+from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis.pattern import Kind, Pattern, Value
+
+
+class Phase(enum.IntEnum):
+    """Where the engine stood when a line was printed."""
+
+    UNKNOWN = 0
+    LOADING = 1
+    READY = 2
+    PREFILL = 3
+    DECODE = 4
+    STOPPING = 5
+
+    @property
+    def serving(self) -> bool:
+        """Clients are being answered."""
+        return self in (Phase.READY, Phase.PREFILL, Phase.DECODE)
+
+
+MILESTONES = {
+    "starting": Phase.LOADING,
+    "loading": Phase.LOADING,
+    "nccl_init": Phase.LOADING,
+    "p2p_setup": Phase.LOADING,
+    "ready": Phase.READY,
+    "traffic": Phase.READY,
+    "prefill": Phase.PREFILL,
+    "decode": Phase.DECODE,
+    "frame_load": Phase.UNKNOWN,
+    "frame_prefill": Phase.UNKNOWN,
+    "frame_decode": Phase.UNKNOWN,
+    "host_memory_plan": Phase.UNKNOWN,
+    "shm_size": Phase.UNKNOWN,
+    "shutdown_record": Phase.UNKNOWN,
+}
+"""Milestone events and the phase they begin (UNKNOWN: none, they are read by rules)."""
+
+RULED = frozenset(
+    {
+        "boot", "bus_error", "client_left", "cuda_busy", "cuda_oom", "death", "drained", "echo", "enospc", "exception", "exit",
+        "foreign_oom", "ghes_corrected", "ghes_device", "ghes_gpu", "gpu_action", "hang_wait", "heap_corruption",
+        "host_memory_free", "host_oom_kill", "http_500", "kill_tree", "nccl_error", "nccl_progress", "nccl_watchdog",
+        "nvml_unknown", "oom_result", "package_upgrade", "pcie_correctable", "pcie_uncorrectable", "runtime_failed",
+        "segfault_line", "shutdown", "sigquit", "sigterm", "smi_err", "start_failed", "startup_failed", "stop_requested",
+        "unit_failed", "unit_result", "wrapper", "xid",
+    }
+)  # fmt: skip
+"""Events that carry no cause of their own: rules (`rules.py`) decide what they mean here."""
+
+EVENTS = frozenset({cause.label for cause in Cause} | set(MILESTONES) | RULED)
+"""The closed vocabulary of `event` in pattern files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened, as one piece of evidence says it.
+
+    Attributes:
+        order: position among all evidence given, which breaks ties and stands in for time.
+        count: how many like it were folded into this one.
+        sure: the verdict it carries needs no further evidence.
+        fatal: the engine is gone or going, whatever the cause.
+    """
+
+    name: str
+    kind: Kind
+    cause: Cause | None
+    tier: int
+    rank: int
+    evidence: Evidence
+    order: int
+    fields: Mapping[str, Value] = field(default_factory=dict)
+    pattern_id: str = ""
+    phase: Phase = Phase.UNKNOWN
+    count: int = 1
+    sure: bool = True
+    fatal: bool = False
+    note: str = ""
+
+    @property
+    def depth(self) -> tuple[int, int, int]:
+        """Deeper causes sort first; order only breaks ties."""
+        return (self.tier, self.rank, self.order)
+
+    @property
+    def text(self) -> str:
+        return self.evidence.text
+
+    @property
+    def source(self) -> Source:
+        return self.evidence.source
+
+    @property
+    def is_suspect(self) -> bool:
+        """It may be the root of a crash."""
+        return self.kind is Kind.CAUSE and self.cause is not None and not self.cause.is_ok
+
+
+def event_of(pattern: Pattern, evidence: Evidence, order: int, fields: Mapping[str, Value]) -> Event:
+    """The event that a pattern's match in a piece of evidence stands for."""
+    return Event(
+        name=pattern.event,
+        kind=pattern.kind,
+        cause=pattern.cause,
+        tier=pattern.tier,
+        rank=pattern.rank,
+        evidence=evidence,
+        order=order,
+        fields=fields,
+        pattern_id=pattern.pattern_id,
+        fatal=pattern.fatal,
+    )

@@ -1,0 +1,48 @@
+"""When nothing crashed: which `ok_*` verdict the evidence carries, if any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from appliance.core.causes import Cause
+from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis.case import Case
+from appliance.diagnosis.events import Event
+from appliance.diagnosis.pattern import Kind
+
+_PRECEDENCE = (
+    Cause.OK_SHUTDOWN,
+    Cause.OK_DEGRADED,
+    Cause.OK_CLIENT_DISCONNECT,
+    Cause.OK_CLIENT_ERROR,
+    Cause.OK_BENIGN_WARNING,
+    Cause.OK_NORMAL,
+)
+_HEALTHY = ("ready", "traffic", "decode", "prefill")
+
+
+def harmless(case: Case) -> Event | None:
+    """The event that an `ok_*` verdict stands on, or None when the evidence shows a death without a cause, or nothing."""
+    if case.stopped_by_us:
+        return _stop(case)
+    if case.dead:
+        return None
+    for cause in _PRECEDENCE:
+        found = [event for event in case.events if event.kind is Kind.BENIGN and event.cause is cause]
+        if found:
+            return found[0]
+    stop = case.first("shutdown")
+    if stop is not None:
+        last = list(case.named("shutdown"))[-1]
+        return replace(last, kind=Kind.BENIGN, cause=Cause.OK_SHUTDOWN, sure=case.exit.code == 0, note="it ended in order")
+    healthy = case.first(*_HEALTHY)
+    if healthy is not None:
+        return replace(healthy, kind=Kind.BENIGN, cause=Cause.OK_NORMAL, note="it starts, serves, and nothing went wrong")
+    return None
+
+
+def _stop(case: Case) -> Event:
+    """A stop that we asked for: quote the engine's own line about it, else the ledger, else nothing."""
+    line = case.first("sigterm", "shutdown", "stop_requested", "exit")
+    event = line or Event("stop_requested", Kind.BENIGN, None, 7, 20, Evidence(Source.STOP_LEDGER, "stop asked for by us"), 0)
+    return replace(event, kind=Kind.BENIGN, cause=Cause.OK_SHUTDOWN, sure=True, note="the stop was asked for")

@@ -1,0 +1,73 @@
+"""Times as logs write them. A time without a zone is taken as UTC and marked, for such clocks may differ by hours."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+_MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = {name: index for index, name in enumerate(_MONTH_NAMES, 1)}
+_ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ?(Z|UTC|[+-]\d\d:?\d\d))?")
+_SYSLOG = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?: (\d{4}))?")
+_MONTH_DAY = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_GLOG = re.compile(r"\b[EWIF](\d\d)?(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{3,9})")
+HEAD = 120
+"""A line's own time stands within so many characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A time and whether its zone is unknown."""
+
+    time_s: float
+    zone_unknown: bool
+
+
+def stamp_in(text: str, year: int) -> Stamp | None:
+    """The time in a line's head, whatever program wrote it. `year` fills in for those that leave it out."""
+    head = text[:HEAD]
+    iso = _ISO.search(head)
+    if iso is not None:
+        return iso_stamp(iso)
+    syslog = _SYSLOG.search(head)
+    if syslog is not None and syslog[1] in _MONTHS:
+        return _build(
+            int(syslog[7] or year), _MONTHS[syslog[1]], int(syslog[2]), (int(syslog[3]), int(syslog[4]), int(syslog[5])), syslog[6], None
+        )
+    short = _MONTH_DAY.search(head)
+    if short is not None:
+        return _build(year, int(short[1]), int(short[2]), (int(short[3]), int(short[4]), int(short[5])), None, None)
+    glog = _GLOG.search(head)
+    if glog is not None and glog[1]:
+        return _build(year, int(glog[1]), int(glog[2]), (int(glog[3]), int(glog[4]), int(glog[5])), glog[6], None)
+    return None
+
+
+def iso_stamp(match: re.Match[str]) -> Stamp | None:
+    """The time of a match of the ISO form."""
+    clock = (int(match[4]), int(match[5]), int(match[6]))
+    return _build(int(match[1]), int(match[2]), int(match[3]), clock, match[7], match[8])
+
+
+def parse_iso(text: str) -> Stamp | None:
+    """The time of an ISO text such as 2026-08-16T09:41:40.123Z."""
+    match = _ISO.match(text)
+    return None if match is None else iso_stamp(match)
+
+
+def _build(year: int, month: int, day: int, clock: tuple[int, int, int], fraction: str | None, zone: str | None) -> Stamp | None:
+    try:
+        moment = datetime.datetime(year, month, day, *clock, tzinfo=datetime.UTC)
+    except ValueError:
+        return None
+    time_s = moment.timestamp() - _offset_s(zone)
+    return Stamp(time_s + (float(f"0.{fraction}") if fraction else 0.0), zone is None)
+
+
+def _offset_s(zone: str | None) -> float:
+    if zone is None or zone in ("Z", "UTC"):
+        return 0.0
+    sign = -1 if zone[0] == "-" else 1
+    digits = zone[1:].replace(":", "")
+    return sign * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)

@@ -1,0 +1,129 @@
+"""`read_evidence`: one file, stream or text into evidence, with memory that does not grow with the file."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis.case import signal_of
+from appliance.diagnosis.reading.decode import LONGEST_LINE_BYTES, chunks
+from appliance.diagnosis.reading.unwrap import Unwrapped, unwrap
+from appliance.diagnosis.scan import interesting_lines
+
+HEAD_LINES, TAIL_LINES = 4_000, 36_000
+"""What is kept of a log with more interesting lines than this: its beginning and its end."""
+SMALL_BYTES = 512 * 1024
+"""Inputs up to here are kept whole; of longer ones, the interesting lines and their surroundings."""
+_SMI = re.compile(
+    rb"NVIDIA-SMI \d|NVIDIA-SMI has failed|=+NVSMI LOG=+|Failed to initialize NVML|nvidia-smi\b|\bERR!|GPU \d+: NVIDIA "
+    rb"|^\s*(?:GPU|Remapped Rows|Attached GPUs)\b.*:|Unable to determine the device handle"
+)
+_ROUTED = (Source.KERNEL_LOG, Source.SYSTEMD)
+
+
+def read_evidence(
+    data: Path | BinaryIO | bytes | str,
+    source: Source | None = None,
+    *,
+    now_s: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Evidence]:
+    """The evidence in a file (Path), an open stream, raw bytes, or a text.
+
+    Args:
+        source: what the input was given as; None finds out, line by line. Lines that say themselves that the kernel or
+            systemd printed them go to those sources either way.
+        now_s: the time the log was taken, for lines that leave the year out; default: a file's own time, else now.
+        progress: called with the bytes of (decoded) text read so far.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnreadableLog: compressed data that breaks off.
+    """
+    if isinstance(data, Path):
+        with data.open("rb") as stream:
+            return _read(stream, source, _year(data.stat().st_mtime if now_s is None else now_s), progress)
+    if isinstance(data, str):
+        data = data.encode("utf-8", "replace")
+    if isinstance(data, bytes):
+        data = io.BytesIO(data)
+    return _read(data, source, _year(now_s), progress)
+
+
+def exit_evidence(word: str) -> Evidence:
+    """The evidence of `--exit 137`, `--exit -11` or `--exit SIGKILL`.
+
+    Raises:
+        ValueError: neither a number nor a signal's name.
+    """
+    if word.strip().lstrip("-").isdigit():
+        code = int(word)
+        return Evidence(Source.EXIT, f"the process exited with code {code}", data={"code": code})
+    signal = signal_of(word)
+    if signal is None:
+        raise ValueError(f"{word!r} is no exit code or signal: write a number such as 137 or a name such as SIGKILL")
+    return Evidence(Source.EXIT, f"the process was ended by {signal}", data={"signal": signal})
+
+
+def _year(now_s: float | None) -> int:
+    moment = datetime.datetime.now(tz=datetime.UTC) if now_s is None else datetime.datetime.fromtimestamp(now_s, tz=datetime.UTC)
+    return moment.year
+
+
+def _read(stream: BinaryIO, source: Source | None, year: int, progress: Callable[[int], None] | None) -> list[Evidence]:
+    head: list[Evidence] = []
+    tail: deque[Evidence] = deque(maxlen=TAIL_LINES)
+    kind = source
+    for index, (number, line) in enumerate(_lines(stream, progress)):
+        if index == 0 and source is None and _SMI.search(line[:4096]):
+            kind = Source.NVIDIA_SMI
+        item = _evidence(line, number, kind, year)
+        (head if len(head) < HEAD_LINES else tail).append(item)
+    return [*head, *tail]
+
+
+def _lines(stream: BinaryIO, progress: Callable[[int], None] | None) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines: all of a small input, the interesting ones of a large one."""
+    number, seen_bytes = 1, 0
+    whole: list[bytes] | None = []
+    for chunk in chunks(stream):
+        seen_bytes += len(chunk)
+        if progress is not None:
+            progress(seen_bytes)
+        if whole is not None and seen_bytes <= SMALL_BYTES:
+            whole.append(chunk)
+            continue
+        if whole:
+            chunk = b"".join([*whole, chunk])
+        whole = None
+        yield from interesting_lines(chunk, number)
+        number += chunk.count(b"\n")
+    for line in b"".join(whole or []).split(b"\n"):
+        yield number, line
+        number += 1
+
+
+def _evidence(line: bytes, number: int, kind: Source | None, year: int) -> Evidence:
+    if len(line) > LONGEST_LINE_BYTES:
+        line = line[: LONGEST_LINE_BYTES // 2] + b" ... " + line[-LONGEST_LINE_BYTES // 2 :]
+    text = line.decode("utf-8", "replace")
+    if kind is Source.NVIDIA_SMI:
+        return Evidence(kind, text.rstrip("\r\n"), line=number)
+    inner = unwrap(text, year)
+    stamp = inner.stamp
+    data = {"zone_unknown": True} if stamp is not None and stamp.zone_unknown else {}
+    return Evidence(_source(inner, kind), inner.text, None if stamp is None else stamp.time_s, number, inner.boot_id, data)
+
+
+def _source(inner: Unwrapped, kind: Source | None) -> Source:
+    if inner.source in _ROUTED and kind in (None, Source.ENGINE_LOG, Source.SYSTEMD, Source.KERNEL_LOG):
+        return inner.source
+    if kind is Source.SYSTEMD and inner.source is Source.ENGINE_LOG:
+        return Source.ENGINE_LOG
+    return kind or inner.source or Source.ENGINE_LOG

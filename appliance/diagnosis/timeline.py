@@ -1,0 +1,95 @@
+"""From evidence to events: matching, phases, folding of repeats, and the engine life that the verdict is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis.catalogue import Catalogue
+from appliance.diagnosis.events import MILESTONES, Event, Phase, event_of
+from appliance.diagnosis.pattern import Kind
+
+FOLD_WITHIN_S = 660.0
+"""Repeats of one event further apart than this are two events (a kernel log of several days)."""
+
+ENGINE_SOURCES = frozenset({Source.ENGINE_LOG, Source.STACK})
+
+
+def events_of(evidence: Iterable[tuple[int, Evidence]], catalogue: Catalogue, translate: Callable[[Event], Event]) -> list[Event]:
+    """Every event of the evidence in order, each with the phase the engine was in.
+
+    Evidence comes with its position among all that was given. `translate` gives meaning to numbered events (an Xid)
+    before anything else looks at them.
+    """
+    events: list[Event] = []
+    phase = Phase.UNKNOWN
+    for order, item in evidence:
+        found = [translate(event_of(pattern, item, order, fields)) for pattern, fields in catalogue.matches(item.text, item.source)]
+        for event in found:
+            if item.source in ENGINE_SOURCES:
+                phase = MILESTONES.get(event.name, Phase.UNKNOWN) or phase
+            events.append(replace(event, phase=phase))
+    return events
+
+
+def fold(events: Sequence[Event]) -> list[Event]:
+    """Repeats of the same event from the same source become one with a count: the first of each burst.
+
+    Milestones are left alone: the last of them before a fault is what counts.
+    """
+    folded: list[Event] = []
+    latest: dict[tuple[object, ...], tuple[int, float | None]] = {}
+    for event in events:
+        if event.kind is Kind.MILESTONE:
+            folded.append(event)
+            continue
+        key = (
+            event.name,
+            event.cause,
+            event.source,
+            event.pattern_id,
+            event.fields.get("code"),
+            event.fields.get("bdf"),
+            event.phase.serving,
+        )
+        known = latest.get(key)
+        now_s = event.evidence.time_s
+        if known is not None and not _apart(known[1], now_s):
+            index = known[0]
+            folded[index] = replace(folded[index], count=folded[index].count + 1)
+            latest[key] = (index, now_s)
+        else:
+            latest[key] = (len(folded), now_s)
+            folded.append(event)
+    return folded
+
+
+def _apart(before_s: float | None, now_s: float | None) -> bool:
+    return before_s is not None and now_s is not None and abs(now_s - before_s) > FOLD_WITHIN_S
+
+
+def last_life(events: Sequence[Event]) -> list[Event]:
+    """The events of the engine life to be judged: the last one in which something went wrong, else the last one.
+
+    Only engine-log events are divided; what other sources say stays, for time decides about it.
+    """
+    lives = _lives([event for event in events if event.source in ENGINE_SOURCES])
+    if len(lives) < 2:
+        return list(events)
+    failed = [life for life in lives if any(event.is_suspect or event.fatal for event in life)]
+    chosen = {id(event) for event in (failed or lives)[-1]}
+    return [event for event in events if event.source not in ENGINE_SOURCES or id(event) in chosen]
+
+
+def _lives(events: Sequence[Event]) -> list[list[Event]]:
+    """A new life begins with a `starting` milestone after the engine was ready or had failed."""
+    lives: list[list[Event]] = [[]]
+    seen_past_start = False
+    for event in events:
+        if event.name == "starting" and seen_past_start:
+            lives.append([])
+            seen_past_start = False
+        seen_past_start = seen_past_start or event.phase.serving or event.is_suspect or event.fatal
+        lives[-1].append(event)
+    return lives

@@ -1,0 +1,141 @@
+"""`diagnose`: evidence in, verdict out. Pure; no clock, no files but the catalogue that is loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from appliance.core.causes import Cause
+from appliance.core.diagnosis import ChainLink, Citation, Confidence, Diagnosis, Role
+from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis.case import Case, exit_of
+from appliance.diagnosis.catalogue import Catalogue, load_catalogue
+from appliance.diagnosis.causality import Verdict, decide, explains
+from appliance.diagnosis.events import Event
+from appliance.diagnosis.harmless import harmless
+from appliance.diagnosis.pattern import Kind
+from appliance.diagnosis.probes import facts_of
+from appliance.diagnosis.refuted import refuted
+from appliance.diagnosis.remedies import advise
+from appliance.diagnosis.rules import settle, translate
+from appliance.diagnosis.scan import worth_reading
+from appliance.diagnosis.timeline import events_of, fold, last_life
+
+CHAIN_LINKS = 12
+
+
+def diagnose(
+    evidence: Iterable[Evidence],
+    *,
+    stopped_by_us: bool = False,
+    engine: str | None = None,
+    catalogue: Catalogue | None = None,
+) -> Diagnosis:
+    """Root cause, chain, refuted suspects and remedies of what the evidence shows. Never raises on any evidence."""
+    case = build_case(evidence, stopped_by_us=stopped_by_us, engine=engine, catalogue=catalogue)
+    verdict = decide(case.events)
+    root = verdict.root or harmless(case)
+    if root is None or root.cause is None:
+        return _unknown(case, verdict)
+    confidence = _confidence(root, verdict)
+    advice = advise(root)
+    return Diagnosis(
+        cause=root.cause,
+        confidence=confidence,
+        sentence=advice.sentence,
+        root=cite(root) if root.text else None,
+        chain=_chain(root, case),
+        refuted=refuted(root, verdict, case),
+        remedies=advice.remedies,
+        safer_config=advice.safer_config,
+        numbers=advice.numbers,
+    )
+
+
+def build_case(
+    evidence: Iterable[Evidence], *, stopped_by_us: bool = False, engine: str | None = None, catalogue: Catalogue | None = None
+) -> Case:
+    """The settled events of the engine life that the evidence is about."""
+    items = list(evidence)
+    events = events_of(((index, items[index]) for index in worth_reading(items)), catalogue or load_catalogue(), translate)
+    events += facts_of(items)
+    ends = [exit_of(item) for item in items if item.source is Source.EXIT]
+    asked = stopped_by_us or any(item.source is Source.STOP_LEDGER for item in items)
+    ended = next((end for end in reversed(ends) if end.known), exit_of(Evidence(Source.EXIT, "")))
+    case = Case(fold(last_life(events)), items, ended, asked, engine)
+    return replace(case, events=settle(case))
+
+
+def cite(event: Event) -> Citation:
+    """The event's evidence as quoted."""
+    return Citation(event.source, event.evidence.line, event.text, event.evidence.time_s)
+
+
+def _confidence(root: Event, verdict: Verdict) -> Confidence:
+    if not root.sure:
+        return Confidence.LOW if verdict.rivals or root.tier >= 5 else Confidence.MEDIUM
+    return Confidence.MEDIUM if verdict.rivals or root.tier == 6 else Confidence.HIGH
+
+
+def _chain(root: Event, case: Case) -> tuple[ChainLink, ...]:
+    """The root, what is the same event, what follows from it; at most a dozen links, in order."""
+    links: list[ChainLink] = []
+    seen: set[tuple[str, str]] = set()
+    for event in case.events:
+        role = _role(event, root)
+        key = (event.source.value, event.text)
+        if role is None or (key in seen and event is not root) or not event.text:
+            continue
+        seen.add(key)
+        links.append(ChainLink(role, event.note or event.pattern_id or event.name, cite(event)))
+    roots = [link for link in links if link.role is Role.ROOT][:1] or [ChainLink(Role.ROOT, root.note or root.pattern_id, cite(root))]
+    rest = [link for link in links if link.role is not Role.ROOT]
+    ordered = roots + rest if not root.cause or not root.cause.is_ok else rest or roots
+    return tuple(link for link in ordered if link.citation.text)[:CHAIN_LINKS]
+
+
+def _role(event: Event, root: Event) -> Role | None:
+    if event is root or (event.evidence is root.evidence and event.cause is root.cause):
+        return Role.EVENT if root.cause is not None and root.cause.is_ok else Role.ROOT
+    if event.evidence is root.evidence or event.kind is Kind.MILESTONE:
+        return None
+    if event.is_suspect:
+        why = explains(root, event)
+        if why is None:
+            return None
+        return Role.SAME_EVENT if event.cause is root.cause else Role.CONSEQUENCE
+    if event.kind is Kind.CONSEQUENCE:
+        return Role.CONSEQUENCE
+    if event.kind is Kind.SYMPTOM:
+        return Role.SYMPTOM
+    return Role.EVENT if event.kind is Kind.BENIGN and root.cause is not None and root.cause.is_ok else None
+
+
+def _unknown(case: Case, verdict: Verdict) -> Diagnosis:
+    """Nothing carries a cause: say so, keep the line that comes nearest."""
+    nearest = nearest_line(case.events)
+    state = "ended" if case.dead else "shows neither health nor a fault"
+    said = f"; the nearest line is {nearest.text[:160]!r}" if nearest is not None else ""
+    return Diagnosis(
+        cause=Cause.UNKNOWN,
+        confidence=Confidence.LOW,
+        sentence=f"The engine {state} and no line of the evidence carries a cause{said}.",
+        root=None if nearest is None else cite(nearest),
+        chain=tuple(ChainLink(Role.SYMPTOM, event.pattern_id or event.name, cite(event)) for event in _informative(case.events))[
+            :CHAIN_LINKS
+        ],
+        refuted=refuted(None, verdict, case),
+        remedies=(
+            "Restart once on the same setting and keep this evidence.",
+            "Give more evidence: the kernel log, systemd's log and the exit code (--kernel-log, --systemd-log, --exit).",
+        ),
+    )
+
+
+def nearest_line(events: Sequence[Event]) -> Event | None:
+    """An exception's own line, else the first consequence."""
+    return next((event for event in events if event.name == "exception"), None) or next(iter(_informative(events)), None)
+
+
+def _informative(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event.kind in (Kind.CONSEQUENCE, Kind.SYMPTOM) and event.text]

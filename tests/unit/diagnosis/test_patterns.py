@@ -1,0 +1,99 @@
+"""Every pattern is proved by its own samples."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from appliance.core.evidence import Source
+from appliance.diagnosis import is_fatal_line, load_catalogue
+from appliance.diagnosis.pattern import Pattern, PatternError, load_patterns
+from appliance.diagnosis.scan import interesting_lines
+
+CATALOGUE = load_catalogue()
+SAMPLES = [(pattern, sample) for pattern in CATALOGUE.patterns for sample in pattern.samples]
+
+
+def _name(value: object) -> str:
+    return value.pattern_id if isinstance(value, Pattern) else ""
+
+
+@pytest.mark.parametrize(("pattern", "sample"), SAMPLES, ids=_name)
+def test_each_sample_is_matched_by_its_own_pattern(pattern: Pattern, sample: str) -> None:
+    """Through the catalogue's gate and literals, in every source the pattern claims."""
+    for source in pattern.sources:
+        found = [match.pattern_id for match, _fields in CATALOGUE.matches(sample, source)]
+        assert pattern.pattern_id in found, f"{pattern.pattern_id} does not match {sample!r} in {source}; matched by {found}"
+
+
+@pytest.mark.parametrize("pattern", CATALOGUE.patterns, ids=_name)
+def test_each_literal_is_needed(pattern: Pattern) -> None:
+    """A pattern's regular expression never matches a sample without one of its literals (the gate loses nothing)."""
+    for sample in pattern.samples:
+        assert any(literal in sample for literal in pattern.literals)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sample"), [item for item in SAMPLES if not item[0].frequent and Source.ENGINE_LOG in item[0].sources], ids=_name
+)
+def test_the_scan_of_long_logs_stops_at_each_sample(pattern: Pattern, sample: str) -> None:
+    """The words of the scan cover every engine-log pattern that healthy engines do not print all the time."""
+    assert list(interesting_lines(sample.encode() + b"\n", 1)), f"{pattern.pattern_id}: the scan would pass over {sample!r}"
+
+
+def test_fatal_patterns_answer_the_online_question() -> None:
+    """`is_fatal_line` gives an id for fatal samples and none for healthy lines."""
+    assert is_fatal_line("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 48.00 MiB.") == "torch.cuda_oom"
+    assert is_fatal_line("[2026-08-16 09:41:20 TP0] Decode batch, #running-req: 1, #token: 1210") is None
+    assert is_fatal_line("INFO:     Application startup complete.") is None
+    for pattern in CATALOGUE.patterns:
+        if pattern.fatal and Source.ENGINE_LOG in pattern.sources:
+            assert all(is_fatal_line(sample) for sample in pattern.samples), pattern.pattern_id
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ('regex = ".*boom"', "catch-all"),
+        ('regex = "a.*b.*c.*d.*e"', "catch-alls"),
+        ('regex = "(x)?"', "empty line"),
+        ('regex = "(["', "unterminated"),
+        ('event = "no_such_event"', "vocabulary"),
+        ('literals = ["x"]', "shorter than"),
+        ('cause = "no_such_label"', "no_such_label"),
+        ("samples = []", "missing"),
+        ('colour = "red"', "unknown"),
+    ],
+)
+def test_a_bad_pattern_is_refused_with_its_name(tmp_path: Path, change: str, says: str) -> None:
+    """An operator's file with a greedy, empty, unknown or unproved pattern is refused; the message names pattern and fault."""
+    good = {
+        "id": '"mine.boom"', "kind": '"cause"', "event": '"disk_full"', "cause": '"disk_full"', "source": '"my program"',
+        "literals": '["boom"]', "regex": '"boom"', "samples": '["boom"]',
+    }  # fmt: skip
+    key, _, value = change.partition(" = ")
+    rows = "\n".join(f"{name} = {text}" for name, text in {**good, key: value}.items())
+    (tmp_path / "mine.toml").write_text(f"[[pattern]]\n{rows}\n")
+    with pytest.raises(PatternError, match=re.escape(says)) as caught:
+        load_catalogue(tmp_path)
+    assert "mine.boom" in str(caught.value)
+
+
+def test_an_operators_pattern_is_used(tmp_path: Path) -> None:
+    """A file in an operator's directory adds to ours."""
+    (tmp_path / "mine.toml").write_text(
+        '[[pattern]]\nid = "mine.boom"\nkind = "cause"\nevent = "disk_full"\ncause = "disk_full"\ntier = 2\n'
+        'source = "x"\nliterals = ["boom"]\nregex = "boom"\nsamples = ["boom"]\n'
+    )
+    found = [pattern.pattern_id for pattern, _fields in load_catalogue(tmp_path).matches("it went boom", Source.ENGINE_LOG)]
+    assert found == ["mine.boom"]
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
+    """The path stands in the error."""
+    path = tmp_path / "broken.toml"
+    path.write_text("[[pattern")
+    with pytest.raises(PatternError, match=r"broken\.toml"):
+        load_patterns(path)
