@@ -1,0 +1,236 @@
+"""`incidents.db`: incidents, events and the history, in SQLite (WAL) in the state directory.
+
+Written by one worker thread in the order of the calls, so that a slow disk never holds up the loop; a kill -9 loses at most
+what was being written. A disk that is full or read-only does not stop the service: what cannot be written is kept in
+memory, `problem` says so, and every later call tries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from appliance.control.codec import CodecError, from_json, incident_to_json, to_json
+from appliance.core.incident import Incident
+from appliance.supervisor.history import History
+
+FILE = "incidents.db"
+VERSION = 1
+KEEP_EVENTS = 10_000
+UNSAVED_MAX = 200
+CLOSE_TIMEOUT_S = 5.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS memory (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS incidents (incident_id TEXT PRIMARY KEY, time_s REAL NOT NULL, cause TEXT NOT NULL, document TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS incidents_by_time ON incidents (time_s);
+CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time_s REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL);
+"""
+
+Document = dict[str, Any]
+_Write = Callable[[sqlite3.Connection], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What survives a restart of applianced and a reboot. `settings` names the configuration that the history is about."""
+
+    history: History = field(default_factory=History)
+    generation: int = 0
+    settings: str = ""
+
+
+class IncidentStore:
+    """Owns the database and its one worker thread."""
+
+    def __init__(self, state_dir: Path, keep: int) -> None:
+        self._path = state_dir / FILE
+        self._keep = keep
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="incidents")
+        self._connection: sqlite3.Connection | None = None
+        self._writes: deque[_Write] = deque(maxlen=UNSAVED_MAX)
+        self._unsaved: OrderedDict[str, Document] = OrderedDict()
+        self._unsaved_lock = threading.Lock()
+        self.problem: str | None = None
+        """Why the database cannot be used now; None while it can."""
+
+    def load(self) -> Memory:
+        """Blocking, once, at the start. An unusable database is an empty memory and a `problem`."""
+        return self._worker.submit(self._load).result()
+
+    def remember(self, memory: Memory) -> None:
+        """Replace the memory."""
+        text = json.dumps(to_json(memory))
+        self._write(lambda db: db.execute("INSERT OR REPLACE INTO memory VALUES ('machine', ?)", (text,)))
+
+    def record(self, incident: Incident) -> None:
+        """Keep an incident; the oldest beyond diagnosis.keep_incidents go."""
+        self._store(incident_to_json(incident))
+
+    def recovered(self, incident_id: str, recovered_s: float) -> None:
+        """The service came back so long after the incident began."""
+
+        def update(db: sqlite3.Connection) -> None:
+            row = db.execute("SELECT document FROM incidents WHERE incident_id = ?", (incident_id,)).fetchone()
+            if row is not None:
+                document = json.loads(row[0]) | {"recovered_s": recovered_s}
+                db.execute("UPDATE incidents SET document = ? WHERE incident_id = ?", (json.dumps(document), incident_id))
+
+        with self._unsaved_lock:
+            if incident_id in self._unsaved:
+                self._unsaved[incident_id] |= {"recovered_s": recovered_s}
+        self._write(update)
+
+    def note(self, kind: str, text: str) -> None:
+        """An event for the record: a state entered, a request obeyed."""
+        now_s = time.time()
+
+        def insert(db: sqlite3.Connection) -> None:
+            db.execute("INSERT INTO events (time_s, kind, text) VALUES (?, ?, ?)", (now_s, kind, text[:2000]))
+            db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (KEEP_EVENTS,))
+
+        self._write(insert)
+
+    def recent(self, limit: int) -> list[Document]:
+        """Newest first, without evidence. Blocking: call it in a thread."""
+        rows = self._worker.submit(self._read, "SELECT document FROM incidents ORDER BY time_s DESC LIMIT ?", (limit,)).result()
+        with self._unsaved_lock:
+            documents = {document["incident_id"]: document for document in [*rows, *self._unsaved.values()]}
+        newest = sorted(documents.values(), key=lambda document: float(document["time_s"]), reverse=True)
+        return [document | {"evidence": []} for document in newest[:limit]]
+
+    def one(self, incident_id: str) -> Document | None:
+        """Whole; the newest for an empty id; None if there is none. Blocking."""
+        if not incident_id:
+            newest = self.recent(1)
+            return self.one(newest[0]["incident_id"]) if newest else None
+        with self._unsaved_lock:
+            if incident_id in self._unsaved:
+                return self._unsaved[incident_id]
+        rows = self._worker.submit(self._read, "SELECT document FROM incidents WHERE incident_id = ?", (incident_id,)).result()
+        return rows[0] if rows else None
+
+    def flush(self) -> None:
+        """Wait until everything written so far has been tried. Blocking."""
+        self._worker.submit(lambda: None).result(CLOSE_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Write what is left, as far as the disk lets us."""
+        with contextlib.suppress(TimeoutError):
+            self._worker.submit(self._flush_and_close).result(CLOSE_TIMEOUT_S)
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _store(self, document: Document) -> None:
+        incident_id = document["incident_id"]
+        with self._unsaved_lock:
+            self._unsaved[incident_id] = document
+            while len(self._unsaved) > UNSAVED_MAX:
+                self._unsaved.popitem(last=False)
+        row = (incident_id, document["time_s"], document["diagnosis"]["cause"], json.dumps(document))
+
+        def insert(db: sqlite3.Connection) -> None:
+            db.execute("INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?)", row)
+            keep = "SELECT incident_id FROM incidents ORDER BY time_s DESC LIMIT ?"
+            db.execute(f"DELETE FROM incidents WHERE incident_id NOT IN ({keep})", (self._keep,))
+
+        def saved() -> None:
+            with self._unsaved_lock:
+                self._unsaved.pop(incident_id, None)
+
+        self._write(insert, saved)
+
+    def _write(self, write: _Write, done: Callable[[], object] = lambda: None) -> None:
+        def write_and_tell(db: sqlite3.Connection) -> None:
+            write(db)
+            db.commit()
+            done()
+
+        self._writes.append(write_and_tell)
+        self._worker.submit(self._flush)
+
+    # -- on the worker thread ------------------------------------------------------------------------------------------
+
+    def _load(self) -> Memory:
+        rows = self._read("SELECT value FROM memory WHERE key = 'machine'", ())
+        try:
+            return from_json(Memory, rows[0]) if rows else Memory()
+        except CodecError:
+            return Memory()  # written by another version: nothing is held against any rung
+
+    def _read(self, query: str, arguments: tuple[object, ...]) -> list[Document]:
+        self._flush()
+        try:
+            return [json.loads(row[0]) for row in self._open().execute(query, arguments)]
+        except (sqlite3.Error, OSError, ValueError) as error:
+            self._give_up(error)
+            return []
+
+    def _flush(self) -> None:
+        try:
+            db = self._open()
+            while self._writes:
+                write = self._writes.popleft()
+                try:
+                    write(db)
+                except (sqlite3.Error, OSError):
+                    self._writes.appendleft(write)
+                    raise
+            self.problem = None
+        except (sqlite3.Error, OSError) as error:
+            self._give_up(error)
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = _connect(self._path)
+        return self._connection
+
+    def _give_up(self, error: Exception) -> None:
+        self.problem = f"{self._path} cannot be used ({error}): incidents are kept in memory only"
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _flush_and_close(self) -> None:
+        self._flush()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        return _prepared(path)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise  # full, locked, read-only: the file itself is sound
+        # Not a database, or a torn one: kept beside for whoever wants to look, and a new one begun.
+        path.replace(path.with_suffix(f".corrupt-{int(time.time())}"))
+        for side in ("-wal", "-shm"):
+            path.with_name(path.name + side).unlink(missing_ok=True)
+        return _prepared(path)
+
+
+def _prepared(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=1.0, check_same_thread=False)
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise OSError(f"it was made by a newer version ({version} > {VERSION})")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.executescript(_SCHEMA)
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.commit()
+    except BaseException:
+        connection.close()
+        raise
+    return connection

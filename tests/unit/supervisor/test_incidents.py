@@ -1,0 +1,187 @@
+"""The database: what it keeps, and what it does when the disk does not let it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from appliance.control.codec import incident_from_json
+from appliance.core.action import Action, ActionKind
+from appliance.core.causes import Cause
+from appliance.core.evidence import Evidence, Source
+from appliance.core.incident import Incident
+from appliance.supervisor.history import History, Phase
+from appliance.supervisor.incidents import FILE, IncidentStore, Memory
+from tests.unit.supervisor.machine_cases import make_diagnosis
+
+
+def make_incident(number: int) -> Incident:
+    """One of a series."""
+    return Incident(
+        incident_id=f"inc-{number:04}",
+        time_s=1000.0 + number,
+        generation=number,
+        engine="native",
+        engine_version="0",
+        model="demo",
+        phase="serving",
+        diagnosis=make_diagnosis(Cause.SEGFAULT_NATIVE),
+        action=Action(ActionKind.RESTART_SAME, "restarted because"),
+        evidence=(Evidence(Source.ENGINE_LOG, "boom", 1.0, 3, data={"a": 1}),),
+    )
+
+
+@contextmanager
+def opened(folder: Path, keep: int = 100) -> Iterator[IncidentStore]:
+    """A store that is closed at the end."""
+    store = IncidentStore(folder, keep)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def test_an_incident_survives_a_restart_whole(tmp_path: Path) -> None:
+    """What is read after applianced was restarted is what was recorded, recovery included."""
+    with opened(tmp_path) as store:
+        store.record(make_incident(1))
+        store.recovered("inc-0001", 1.5)
+    with opened(tmp_path) as store:
+        document = store.one("inc-0001")
+        assert document is not None
+        incident = incident_from_json(document)
+        assert incident.recovered_s == 1.5
+        assert incident.evidence == make_incident(1).evidence
+        assert store.one("") == document
+        assert store.one("inc-9999") is None
+
+
+def test_lists_are_newest_first_and_without_evidence(tmp_path: Path) -> None:
+    """`appliancectl incidents` shows the last ones."""
+    with opened(tmp_path) as store:
+        for number in (2, 3, 1):
+            store.record(make_incident(number))
+        listed = store.recent(2)
+        assert [document["incident_id"] for document in listed] == ["inc-0003", "inc-0002"]
+        assert all(document["evidence"] == [] for document in listed)
+
+
+def test_the_oldest_are_pruned(tmp_path: Path) -> None:
+    """diagnosis.keep_incidents bounds the file."""
+    with opened(tmp_path, keep=3) as store:
+        for number in range(10):
+            store.record(make_incident(number))
+        assert [document["incident_id"] for document in store.recent(100)] == ["inc-0009", "inc-0008", "inc-0007"]
+
+
+def test_history_and_generation_survive(tmp_path: Path) -> None:
+    """The rung, the counters and the generation are what they were."""
+    memory = Memory(History(rung=2).with_failure(Cause.CUDA_OOM_PREFILL, Phase.SERVING), 7, "abc")
+    with opened(tmp_path) as store:
+        assert store.load() == Memory()
+        store.remember(memory)
+    with opened(tmp_path) as store:
+        assert store.load() == memory
+
+
+def test_a_state_folder_that_cannot_be_used_is_no_crash(tmp_path: Path) -> None:
+    """No folder: incidents are kept in memory and the problem says so; when the folder appears they are written."""
+    folder = tmp_path / "later"
+    with opened(folder) as store:
+        assert store.load() == Memory()
+        store.record(make_incident(1))
+        store.recovered("inc-0001", 2.0)
+        assert [document["incident_id"] for document in store.recent(5)] == ["inc-0001"]
+        assert store.problem is not None
+        assert "in memory only" in store.problem
+        folder.mkdir()
+        store.note("test", "the folder is there")
+        store.flush()
+        assert store.problem is None
+    with opened(folder) as store:
+        document = store.one("inc-0001")
+        assert document is not None
+        assert document["recovered_s"] == 2.0
+
+
+def test_a_full_disk_is_survived(tmp_path: Path) -> None:
+    """ENOSPC (here: EFBIG by a file size limit, in a process of its own) degrades to memory, and recovers when there is room."""
+    script = (
+        "import resource, signal, sys\nfrom pathlib import Path\n"
+        "from tests.unit.supervisor.test_incidents import IncidentStore, make_incident\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "store = IncidentStore(Path(sys.argv[1]), 100)\nstore.load()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))\n"
+        "for n in range(20): store.record(make_incident(n))\n"
+        "store.flush(); print(store.problem); print(len(store.recent(50)))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "store.note('x', 'y'); store.flush(); print(store.problem); print(len(store.recent(50)))\n"
+        "store.close()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=60, check=True
+    )
+    problem, kept, after, kept_after = run.stdout.splitlines()
+    assert "in memory only" in problem
+    assert (kept, after, kept_after) == ("20", "None", "20")
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_a_torn_database_is_set_aside(tmp_path: Path) -> None:
+    """Garbage instead of a database: a new one is begun, the old one kept beside it."""
+    (tmp_path / FILE).write_bytes(b"this is no database, it only looks like a file" * 100)
+    with opened(tmp_path) as store:
+        assert store.load() == Memory()
+        store.record(make_incident(1))
+        assert store.one("inc-0001") is not None
+        assert store.problem is None
+    assert list(tmp_path.glob("incidents.corrupt-*"))
+
+
+def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
+    """After a downgrade the file of the newer version is neither read nor changed."""
+    database = sqlite3.connect(tmp_path / FILE)
+    database.execute("PRAGMA user_version = 99")
+    database.commit()
+    database.close()
+    before = (tmp_path / FILE).read_bytes()
+    with opened(tmp_path) as store:
+        store.record(make_incident(1))
+        store.flush()
+        assert store.problem is not None
+        assert "newer version" in store.problem
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_kill_nine_at_any_moment_leaves_a_sound_database(tmp_path: Path) -> None:
+    """Killed while writing as fast as it can: the database is sound, and at most the last write is missing."""
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from tests.unit.supervisor.test_incidents import IncidentStore, make_incident\n"
+        "store = IncidentStore(Path(sys.argv[1]), 10**6)\n"
+        "n = 0\n"
+        "while True:\n    store.record(make_incident(n)); store.flush(); print(n, flush=True); n += 1\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    for _ in range(3):
+        child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.05)
+        child.send_signal(signal.SIGKILL)
+        told = [int(line) for line in child.stdout.read().splitlines()]
+        child.wait()
+        with opened(tmp_path, keep=10**6) as store:
+            stored = {document["incident_id"] for document in store.recent(10**6)}
+            assert store.problem is None
+        assert {f"inc-{n:04}" for n in told} <= stored
+        assert sqlite3.connect(tmp_path / FILE).execute("PRAGMA integrity_check").fetchone() == ("ok",)
