@@ -164,7 +164,7 @@ def impatient_protocol(write_timeout_s: float) -> type[HttpToolsProtocol]:
             if self.transport.get_write_buffer_size() < before_bytes:
                 self._watch()
                 return
-            log.warning("A client read nothing for %.0f s while its answer waits. Its connection is closed.", write_timeout_s)
+            log.warning("A client read nothing for %g s while its answer waits. Its connection is closed.", write_timeout_s)
             self.transport.abort()
 
         def _forget(self) -> None:

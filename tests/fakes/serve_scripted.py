@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ async def served(
     text = ModelText(folder)
     server = EngineServer(Service(max_body_bytes), lambda: LoadedModel(engine, text), write_timeout_s)
     listener = listen(Endpoint(port=0))
+    # Accepted connections inherit it: what a client does not read shows in the server soon, not after the kernel's megabytes.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
     port = endpoint_of(listener).port
     assert port is not None
     running = asyncio.create_task(server.run(listener))
