@@ -130,10 +130,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class HangDetected:
-    """Silence that nothing explains."""
+    """Silence that nothing explains. `stopped`: the process was stopped by a signal (state T), so no setting is to blame."""
 
     generation: int
     text: str
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class Failure:
         time_s: of the first fatal evidence, on the monotonic clock.
         first_evidence: its words.
         uptime_s: how long it had served; 0 for a start that failed.
+        outside: somebody did it to the engine, so that no rung is to blame whatever the cause is called.
     """
 
     time_s: float
@@ -32,6 +33,7 @@ class Failure:
     rung: int
     first_evidence: str
     uptime_s: float = 0.0
+    outside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

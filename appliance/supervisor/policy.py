@@ -19,7 +19,7 @@ from appliance.core.causes import Cause
 from appliance.core.diagnosis import Diagnosis
 from appliance.core.plan import Rung
 from appliance.core.units import format_duration
-from appliance.supervisor.history import History, Phase
+from appliance.supervisor.history import Failure, History, Phase
 from appliance.supervisor.settings import MachineSettings
 
 JITTER_SHARE = 0.25
@@ -145,8 +145,8 @@ def decide(
     history: History,
     ladder: tuple[Rung, ...],
     settings: MachineSettings,
+    failure: Failure,
     *,
-    phase: Phase,
     jitter: float = 0.0,
 ) -> Action:
     """The action for an engine that is gone.
@@ -155,13 +155,13 @@ def decide(
         diagnosis: why.
         history: with this failure already counted (`History.with_failure`); `history.rung` is the rung that failed.
         ladder: every rung, in order; index 0 is what the owner configured.
-        phase: whether the start failed or the service broke.
+        failure: whether the start failed or the service broke, and whether somebody did it from outside.
         jitter: a random number in [0, 1).
     """
-    row = TABLE[diagnosis.cause]
+    row = _OUTSIDE if failure.outside else TABLE[diagnosis.cause]
     if row.response is Response.PARK:
         return _park(diagnosis, "")
-    if phase is Phase.START and history.start_failures >= settings.start_failures_max:
+    if failure.phase is Phase.START and history.start_failures >= settings.start_failures_max:
         return _park(diagnosis, f" after {history.start_failures} failed starts in a row (supervisor.start_failures_max)")
     if row.response is Response.LOST_CARD:
         return _use_remaining(diagnosis, history, ladder)

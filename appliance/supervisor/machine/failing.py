@@ -17,7 +17,7 @@ SETTLE_S = 0.05
 """After a fatal line, what belongs to it (the traceback, a parent's sentence) arrives within so long; then the group is killed."""
 
 
-def fail(state: MachineState, text: str, now_s: float, kill: ev.KillHow | None) -> Step:
+def fail(state: MachineState, text: str, now_s: float, kill: ev.KillHow | None, *, outside: bool = False) -> Step:
     """The first fatal evidence of a life. Without effect when there is none to fail, it failed already, or it was asked to end."""
     if state.failure is not None or state.stopping or not state.running:
         return state, ()
@@ -29,6 +29,7 @@ def fail(state: MachineState, text: str, now_s: float, kill: ev.KillHow | None) 
         rung=state.history.rung,
         first_evidence=text,
         uptime_s=now_s - state.since_s if state.answering else 0.0,
+        outside=outside,
     )
     to = EngineState.DRAINING if state.state is EngineState.DRAINING else EngineState.BACKOFF
     failed = move(state, to, now_s, f"the engine failed: {text[:300]}", failure=failure, limits=None)
@@ -87,7 +88,7 @@ def on_diagnosis(state: MachineState, event: ev.Diagnosed, now_s: float) -> Step
         rung_after = state.history.rung
     else:
         history = state.history.with_failure(event.diagnosis.cause, failure.phase)
-        action = decide(event.diagnosis, history, state.ladder, state.settings, phase=failure.phase, jitter=event.jitter)
+        action = decide(event.diagnosis, history, state.ladder, state.settings, failure, jitter=event.jitter)
         rung_after = action.rung.index if action.rung is not None else history.rung
         after, effects = _act(replace(judged, history=replace(history, rung=rung_after)), failure, event.diagnosis, action, now_s)
     return after, (ev.RecordIncident(event.incident_id, failure, event.diagnosis, action, rung_after), *effects)

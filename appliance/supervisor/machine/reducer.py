@@ -71,8 +71,8 @@ def _on_bad_news(state: MachineState, event: ev.Event, now_s: float) -> Step:
             return failing.on_spawn_failed(state, text, now_s)
         case ev.ProofFailed(text=text) if state.state is EngineState.PROVING:
             return failing.fail(state, text, now_s, kill=ev.KillHow.NOW)
-        case ev.HangDetected(text=text):
-            return failing.fail(state, text, now_s, kill=ev.KillHow.ABORT)
+        case ev.HangDetected(text=text, stopped=stopped):
+            return failing.fail(state, text, now_s, kill=ev.KillHow.ABORT, outside=stopped)
         case ev.FatalLine(text=text):
             return failing.on_fatal_line(state, text, now_s)
         case ev.GpuLost(text=text) if state.uses_gpu:

@@ -11,6 +11,7 @@ from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
+from appliance.supervisor.history import Failure, Phase
 from appliance.supervisor.machine import MachineState, step
 from appliance.supervisor.settings import MachineSettings
 
@@ -46,6 +47,11 @@ def make_diagnosis(cause: Cause = Cause.KILLED_UNKNOWN, **changes: Any) -> Diagn
         "root": Citation(Source.EXIT, 0, "killed by SIGKILL"),
     }
     return Diagnosis(cause, **(defaults | changes))
+
+
+def make_failure(phase: Phase = Phase.SERVING, **changes: Any) -> Failure:
+    """A crash being handled."""
+    return Failure(time_s=0.0, generation=1, phase=phase, rung=0, first_evidence="x", **changes)
 
 
 def make_state(**changes: Any) -> MachineState:

@@ -14,7 +14,7 @@ from appliance.core.plan import Rung
 from appliance.supervisor.history import History, Phase
 from appliance.supervisor.policy import TABLE, Response, backoff_s, decide
 from appliance.supervisor.settings import MachineSettings
-from tests.unit.supervisor.machine_cases import LADDER, make_diagnosis, make_rung
+from tests.unit.supervisor.machine_cases import LADDER, make_diagnosis, make_failure, make_rung
 
 SETTINGS = MachineSettings()
 RESTARTS = {ActionKind.RESTART_SAME, ActionKind.RESTART_SAFER, ActionKind.WAIT, ActionKind.USE_REMAINING_GPU}
@@ -25,7 +25,7 @@ def fail(
 ) -> tuple[ActionKind, History, str]:
     """One failure and what is done: the kind, the history after it, and the basis."""
     counted = history.with_failure(cause, phase)
-    action = decide(make_diagnosis(cause), counted, ladder, SETTINGS, phase=phase)
+    action = decide(make_diagnosis(cause), counted, ladder, SETTINGS, make_failure(phase))
     rung = action.rung.index if action.rung is not None else counted.rung
     after = History(rung, counted.start_failures, counted.failures, counted.tried)
     return action.kind, after.proved() if phase is Phase.SERVING else after, action.basis
@@ -47,7 +47,7 @@ def run(cause: Cause, times: int, phase: Phase = Phase.SERVING) -> list[tuple[Ac
 def test_every_cause_has_an_action(cause: Cause, phase: Phase) -> None:
     """No cause is forgotten: an action of the closed vocabulary, a rung where one is needed, and a whole sentence."""
     assert cause in TABLE
-    action = decide(make_diagnosis(cause), History().with_failure(cause, phase), LADDER, SETTINGS, phase=phase)
+    action = decide(make_diagnosis(cause), History().with_failure(cause, phase), LADDER, SETTINGS, make_failure(phase))
     assert action.kind in RESTARTS | {ActionKind.PARK}
     assert (action.rung is not None) == (action.kind in RESTARTS)
     assert " because " in action.basis
@@ -88,6 +88,15 @@ def test_a_killer_outside_is_never_blamed_on_the_rung() -> None:
     assert run(Cause.KILLED_UNKNOWN, 20) == [(ActionKind.RESTART_SAME, 0)] * 20
 
 
+def test_what_was_done_from_outside_is_not_blamed_on_the_rung() -> None:
+    """SIGSTOP by somebody looks like a hang; the rung stays, however often."""
+    history = History()
+    for _ in range(5):
+        history = history.with_failure(Cause.ENGINE_WATCHDOG, Phase.SERVING)
+        action = decide(make_diagnosis(Cause.ENGINE_WATCHDOG), history, LADDER, SETTINGS, make_failure(outside=True))
+        assert action.kind is ActionKind.RESTART_SAME
+
+
 def test_each_memory_cause_moves_its_own_dimension() -> None:
     """Prefill OOM wants a smaller chunk, no free slots want fewer sequences, too small a pool wants a shorter context."""
     moves = {Cause.CUDA_OOM_PREFILL: 1, Cause.KV_POOL_EXHAUSTED: 2, Cause.KV_POOL_TOO_SMALL: 3}
@@ -122,7 +131,7 @@ def test_a_lost_card_uses_the_remaining_one() -> None:
 def test_parking_tells_the_owner_what_to_do() -> None:
     """The first remedy is part of the sentence, and so is the verb that leaves PARKED."""
     diagnosis = make_diagnosis(Cause.GPU_OFF_BUS, remedies=("power cycle the machine.",))
-    action = decide(diagnosis, History().with_failure(Cause.GPU_OFF_BUS, Phase.SERVING), LADDER, SETTINGS, phase=Phase.SERVING)
+    action = decide(diagnosis, History().with_failure(Cause.GPU_OFF_BUS, Phase.SERVING), LADDER, SETTINGS, make_failure(Phase.SERVING))
     assert action.basis.endswith("to do: power cycle the machine, then appliancectl resume")
 
 
@@ -136,7 +145,7 @@ def test_back_off_doubles_to_its_limit() -> None:
 def test_waiting_for_something_outside_waits_at_least_a_little() -> None:
     """A port in use: even the first try waits, for it cannot have changed yet."""
     history = History().with_failure(Cause.PORT_IN_USE, Phase.START)
-    action = decide(make_diagnosis(Cause.PORT_IN_USE), history, LADDER, SETTINGS, phase=Phase.START)
+    action = decide(make_diagnosis(Cause.PORT_IN_USE), history, LADDER, SETTINGS, make_failure(Phase.START))
     assert (action.kind, action.delay_s) == (ActionKind.WAIT, 1.0)
 
 

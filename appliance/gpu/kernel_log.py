@@ -1,0 +1,172 @@
+"""Kernel messages, live: /dev/kmsg, or a FIFO or a growing file in its place.
+
+A record of /dev/kmsg is `priority,sequence,microseconds,flags[,more];text`, then ` KEY=VALUE` lines; one read gives one
+record, non-printables and newlines come as `\\xNN` (Documentation/ABI/testing/dev-kmsg). EPIPE means that the ring overtook
+us: go on reading. A plain line, with or without `[seconds]` in front, is taken as it is: tests and `dmesg` files have those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RECORD_BYTES = 8192
+READS_A_TURN = 512
+FILE_POLL_S = 0.1
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_RECORD = re.compile(rb"(?P<priority>\d+),(?P<sequence>\d+),(?P<usec>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
+_STAMP = re.compile(r"\[\s*(?P<s>\d+\.\d+)\]\s?(?P<text>.*)", re.DOTALL)
+_ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
+_USER_FACILITY = 8
+"""A priority from here on was written by a program (printk's own facility is 0): anybody with write access can say anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLine:
+    """One message. `replayed`: it was in the log before we began to listen."""
+
+    text: str
+    time_s: float | None
+    sequence: int
+    replayed: bool
+
+
+def parse(raw: bytes, boot_time_s: float, sequence: int, *, replayed: bool) -> KernelLine | None:
+    """One record or line; None for what a program wrote, and for nothing.
+
+    Args:
+        boot_time_s: the epoch at which the kernel's clock was zero.
+        sequence: for lines that bring none.
+    """
+    record = _RECORD.match(raw)
+    if record is None:
+        text = raw.decode("utf-8", errors="replace").strip("\r\n")
+        stamp = _STAMP.match(text)
+        if stamp is not None:
+            return KernelLine(stamp["text"], boot_time_s + float(stamp["s"]), sequence, replayed)
+        return KernelLine(text, None, sequence, replayed) if text else None
+    if int(record["priority"]) >= _USER_FACILITY:
+        return None
+    message = record["text"].split(b"\n", 1)[0]  # what follows are KEY=VALUE lines
+    message = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), message)
+    time_s = boot_time_s + int(record["usec"]) / 1e6
+    return KernelLine(message.decode("utf-8", errors="replace"), time_s, int(record["sequence"]), replayed)
+
+
+# NVRM: Xid (PCI:0000:0a:00): 79, GPU has fallen off the bus.
+# NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+_XID_79 = re.compile(r"NVRM: Xid \([^)]*\): 79\b")
+# NVRM: GPU 0000:0a:00.0: GPU has fallen off the bus.
+# NVRM: GPU at 0000:01:00.0 has fallen off the bus.
+# NVRM: fallen off the bus and is not responding to commands.        (the last of three lines, or of one record)
+_OFF_THE_BUS = re.compile(r"NVRM: .*\bfallen\s+off\s+the\s+bus\b", re.DOTALL)
+
+
+def says_gpu_lost(text: str) -> bool:
+    """Whether a kernel message says that a card is gone for good, by number or in words."""
+    return bool(_XID_79.search(text) or _OFF_THE_BUS.search(text))
+
+
+def boot_id() -> str | None:
+    """Names this boot."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return None
+
+
+class KernelLog:
+    """Owns the descriptor. `start` begins with what the log holds already (replayed), then calls back for each new batch."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+        self._partial = b""
+        self._sequence = 0
+        self._one_record_a_read = False
+        self._listen: Callable[[Sequence[KernelLine]], None] | None = None
+        self._poll: asyncio.Task[None] | None = None
+        self.boot_id = boot_id()
+        self.problem: str | None = None
+
+    def start(self, listen: Callable[[Sequence[KernelLine]], None]) -> None:
+        """Open and listen. What cannot be opened is a `problem`, not an error."""
+        if not self._path:
+            self.problem = "diagnosis.kernel_log is empty: kernel messages are not read"
+            return
+        try:
+            mode = Path(self._path).stat().st_mode
+            # A FIFO is opened for writing too: else every writer that leaves would be an end of file.
+            access = os.O_RDWR if stat.S_ISFIFO(mode) else os.O_RDONLY
+            self._fd = os.open(self._path, access | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            hint = "; give the unit CAP_SYSLOG or set kernel.dmesg_restrict = 0" if isinstance(error, PermissionError) else ""
+            self.problem = f"{self._path} cannot be read ({error.strerror}){hint}"
+            return
+        self._listen = listen
+        self._one_record_a_read = stat.S_ISCHR(mode)
+        self._read(replayed=True)
+        if stat.S_ISREG(mode):
+            self._poll = asyncio.ensure_future(self._follow_file())
+        else:
+            asyncio.get_running_loop().add_reader(self._fd, self.drain)
+
+    def drain(self) -> None:
+        """Read what is there now: a verdict stands on all that the kernel has said."""
+        if self._fd >= 0:
+            self._read(replayed=False)
+
+    def stop(self) -> None:
+        """Give the descriptor back."""
+        if self._poll is not None:
+            self._poll.cancel()
+        if self._fd >= 0:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    async def _follow_file(self) -> None:
+        while True:
+            await asyncio.sleep(FILE_POLL_S)  # a regular file is always readable: there is nothing to wait for
+            self.drain()
+
+    def _read(self, *, replayed: bool) -> None:
+        boot_time_s = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+        lines: list[KernelLine] = []
+        for _ in range(READS_A_TURN):
+            data = self._read_once()
+            if data is None:
+                break
+            for raw in self._pieces(data):
+                self._sequence += 1
+                line = parse(raw, boot_time_s, self._sequence, replayed=replayed)
+                if line is not None:
+                    lines.append(line)
+        if lines and self._listen is not None:
+            self._listen(lines)
+
+    def _read_once(self) -> bytes | None:
+        while True:
+            try:
+                return os.read(self._fd, RECORD_BYTES) or None
+            except BrokenPipeError:
+                continue  # the ring was overwritten under us: the next read is the oldest record that is left
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                self.problem = f"{self._path} cannot be read any more ({error.strerror})"
+                return None
+
+    def _pieces(self, data: bytes) -> list[bytes]:
+        if self._one_record_a_read:
+            return [data]
+        *pieces, self._partial = (self._partial + data).split(b"\n")
+        return pieces

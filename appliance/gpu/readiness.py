@@ -1,0 +1,162 @@
+"""Can the cards be used? Six questions in order; the first that is answered no gives the reason.
+
+Steps 1 to 3 look at files only. Steps 4 to 6 ask NVML, in a child (nvml.py), and only where there is a card.
+A device node that exists proves nothing (the bare library makes /dev/nvidiactl without a driver): it is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import errno
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.core.units import format_duration
+from appliance.gpu.nvml import NvmlReport
+
+NVIDIA_VENDOR = "0x10de"
+DISPLAY_CLASSES = ("0x0300", "0x0302")
+POLL_FIRST_S = 0.25
+POLL_MAX_S = 2.0
+
+
+class Code(enum.Enum):
+    """Where it stands. The value is the word in the status and in `doctor`."""
+
+    READY = "ready"
+    NO_GPU = "no-gpu"
+    NO_DRIVER = "no-driver"
+    NODES_MISSING = "nodes-missing"
+    PERMISSION = "permission"
+    NO_LIBRARY = "no-library"
+    VERSION_MISMATCH = "version-mismatch"
+    POWER_CABLE = "power-cable"
+    DRIVER_ERROR = "driver-error"
+    NVML_HUNG = "nvml-hung"
+    GPU_MISSING = "gpu-missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where the kernel's files are; other places in tests."""
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    dev: Path = Path("/dev")
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """One answer. `cards`: usable ones where ready, else those that the PCI bus shows."""
+
+    code: Code
+    cards: int
+    reason: str
+
+    @property
+    def ready(self) -> bool:
+        """The engine may start."""
+        return self.code is Code.READY
+
+
+def nvidia_cards(roots: Roots) -> tuple[Path, ...]:
+    """The display controllers of NVIDIA on the PCI bus."""
+    found = []
+    for device in sorted((roots.sys / "bus/pci/devices").glob("*")):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == NVIDIA_VENDOR and kind[:6] in DISPLAY_CLASSES:
+                found.append(device)
+    return tuple(found)
+
+
+def look(roots: Roots) -> Readiness:
+    """Steps 1 to 3."""
+    cards = nvidia_cards(roots)
+    count = len(cards)
+    if not cards:
+        return Readiness(Code.NO_GPU, 0, "no NVIDIA card on the PCI bus")
+    if not (roots.proc / "driver/nvidia/version").exists():
+        return Readiness(Code.NO_DRIVER, count, f"the NVIDIA driver is not loaded{_driver_hint(cards[0])}")
+    for name in ("nvidiactl", *(f"nvidia{index}" for index in range(count)), "nvidia-uvm"):
+        problem = _open_problem(roots.dev / name)
+        if problem is not None:
+            code = Code.PERMISSION if problem in (errno.EACCES, errno.EPERM) else Code.NODES_MISSING
+            cure = "add the service's user to the groups video and render" if code is Code.PERMISSION else _node_hint(name)
+            return Readiness(code, count, f"/dev/{name}: {os.strerror(problem)}; {cure}")
+    return Readiness(Code.READY, count, f"{count} card{'s' if count > 1 else ''}")
+
+
+_NVML_CODES = {
+    8: (Code.POWER_CABLE, "a card lacks its auxiliary power: check the cable"),
+    9: (Code.NO_DRIVER, "NVML finds no driver"),
+    12: (Code.NO_LIBRARY, "libnvidia-ml.so.1 is missing: install the driver's libraries"),
+    18: (Code.VERSION_MISMATCH, "the driver's library and its kernel module differ in version: reboot"),
+}
+
+
+def judge(files: Readiness, report: NvmlReport) -> Readiness:
+    """Steps 4 and 5: what NVML says on top of the files."""
+    if report.hung:
+        return Readiness(Code.NVML_HUNG, files.cards, report.problem)
+    if report.code:
+        code, words = _NVML_CODES.get(report.code, (Code.DRIVER_ERROR, f"NVML fails with error {report.code}"))
+        return Readiness(code, files.cards, f"{words} ({report.problem})")
+    usable = [gpu for gpu in report.gpus if gpu.problem is None]
+    notes = [f"{gpu.name or gpu.pci_bus_id}: {gpu.problem}" for gpu in report.gpus if gpu.problem is not None]
+    if len(usable) < files.cards:
+        return Readiness(Code.GPU_MISSING, len(usable), "; ".join([f"{len(usable)} of {files.cards} cards answer", *notes]))
+    if any(gpu.persistence is False for gpu in usable):
+        notes.append("persistence mode is off: enable nvidia-persistenced, or each start waits for the driver")
+    return Readiness(Code.READY, len(usable), "; ".join([files.reason, *notes]))
+
+
+async def wait(
+    roots: Roots,
+    wait_s: float,
+    ask_nvml: Callable[[], Awaitable[NvmlReport]],
+    tell: Callable[[Readiness], None],
+) -> Readiness:
+    """Until the cards can be used. Without any card: at once. After `wait_s` fewer cards than expected will do.
+
+    Args:
+        tell: called with each answer that is not the last.
+    """
+    began_s, pause_s = time.monotonic(), POLL_FIRST_S
+    while True:
+        now = look(roots)
+        if now.ready:
+            now = judge(now, await ask_nvml())
+        late = time.monotonic() - began_s >= wait_s
+        if now.ready or now.code is Code.NO_GPU:
+            return now
+        if late and now.code is Code.GPU_MISSING and now.cards > 0:
+            return Readiness(Code.READY, now.cards, now.reason)
+        waited = f" (for {format_duration(time.monotonic() - began_s)} now, gpu.wait_s = {wait_s:g})" if late else ""
+        tell(Readiness(now.code, now.cards, now.reason + waited))
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, POLL_MAX_S)
+
+
+def _driver_hint(card: Path) -> str:
+    bound = (card / "driver").resolve().name if (card / "driver").exists() else ""
+    if bound and bound != "nvidia":
+        return f": the card is bound to {bound}; blacklist it and reboot"
+    return "; is it installed, and allowed by Secure Boot?"
+
+
+def _node_hint(name: str) -> str:
+    return "nvidia-modprobe -u -c 0 makes it" if name == "nvidia-uvm" else "nvidia-persistenced or nvidia-modprobe makes it"
+
+
+def _open_problem(node: Path) -> int | None:
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno
+    return None

@@ -1,0 +1,129 @@
+"""Kernel messages from a FIFO, a file and the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance.gpu.kernel_log import KernelLine, KernelLog, parse, says_gpu_lost
+
+LOST = [
+    "NVRM: Xid (PCI:0000:0a:00): 79, GPU has fallen off the bus.",
+    "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    "NVRM: Xid (PCI:0000:3b:00.0): 79, GPU has fallen off the bus",
+    "NVRM: Xid (0000:01:00): 79, C 00000005",
+    "NVRM: GPU 0000:0a:00.0: GPU has fallen off the bus.",
+    "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
+    "NVRM: The NVIDIA GPU 0000:0a:00.0\nNVRM: (PCI ID: 10de:2204) installed in this system has\n"
+    "NVRM: fallen off the bus and is not responding to commands.",
+    "NVRM: fallen off the bus and is not responding to commands.",
+]
+NOT_LOST = [
+    "NVRM: Xid (PCI:0000:0a:00): 13, pid=79, name=python, Graphics Exception",
+    "NVRM: Xid (PCI:0000:0a:00): 790, made up",
+    "NVRM: GPU at PCI:0000:0a:00: GPU-79797979-0000",
+    "usb 1-1: device has fallen off the bus",
+]
+
+
+@pytest.mark.parametrize("text", LOST)
+def test_a_lost_card_is_recognised(text: str) -> None:
+    """By number or in words, in every form that drivers have used."""
+    assert says_gpu_lost(text)
+
+
+@pytest.mark.parametrize("text", NOT_LOST)
+def test_other_messages_are_not_a_lost_card(text: str) -> None:
+    """Other Xids, a pid 79, other buses."""
+    assert not says_gpu_lost(text)
+
+
+def test_a_record_is_taken_apart() -> None:
+    """Sequence, time on the wall clock, text with its escapes undone and without the KEY=VALUE lines."""
+    line = parse(b"4,1234,2500000,-,caller=T1;NVRM: a\\x0aNVRM: b\n SUBSYSTEM=pci\n DEVICE=+pci:x\n", 1000.0, 1, replayed=True)
+    assert line == KernelLine("NVRM: a\nNVRM: b", 1002.5, 1234, True)
+
+
+def test_what_a_program_wrote_is_not_believed() -> None:
+    """Anybody who may write to the log could fake an Xid; printk's own facility is 0."""
+    assert parse(b"12,5,1,-;NVRM: Xid (PCI:0000:0a:00): 79, GPU has fallen off the bus.\n", 0.0, 1, replayed=False) is None
+
+
+def test_plain_lines_are_taken_as_they_are() -> None:
+    """`dmesg` text, with or without its stamp."""
+    assert parse(b"[   12.500000] NVRM: x", 1000.0, 7, replayed=False) == KernelLine("NVRM: x", 1012.5, 7, False)
+    assert parse(b"NVRM: x", 1000.0, 7, replayed=False) == KernelLine("NVRM: x", None, 7, False)
+
+
+class Heard:
+    """Collects."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.lines: list[KernelLine] = []
+        self.log = KernelLog(str(path))
+        self.log.start(self.lines.extend)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for it, 5 s at the most."""
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+async def test_a_fifo(tmp_path: Path) -> None:
+    """Writers come and go; each line arrives once, at once, as new."""
+    fifo = tmp_path / "kmsg"
+    os.mkfifo(fifo)
+    heard = Heard(fifo)
+    for text in ("one\n", "4,2,0,-;two\n", "thr", "ee\n"):
+        fifo.write_text(text)
+    await heard.until(lambda: len(heard.lines) == 3)
+    assert [(line.text, line.replayed) for line in heard.lines] == [("one", False), ("two", False), ("three", False)]
+    heard.log.stop()
+
+
+async def test_a_growing_file(tmp_path: Path) -> None:
+    """What stands there already is replayed, what is added is new, half a line waits for its end."""
+    file = tmp_path / "kmsg"
+    file.write_text("old\n")
+    heard = Heard(file)
+    assert [(line.text, line.replayed) for line in heard.lines] == [("old", True)]
+    with file.open("a") as writer:
+        writer.write("new\nhal")
+        writer.flush()
+        await heard.until(lambda: len(heard.lines) == 2)
+        writer.write("f\n")
+    heard.log.drain()
+    assert [line.text for line in heard.lines] == ["old", "new", "half"]
+    assert not heard.lines[-1].replayed
+    heard.log.stop()
+
+
+@pytest.mark.parametrize(("path", "words"), [("", "not read"), ("/no/such/kmsg", "No such file")])
+async def test_a_deaf_ear_says_why(path: str, words: str) -> None:
+    """An unreadable kernel log is a degraded sensor with a reason, not a failure."""
+    heard = Heard(path)
+    assert heard.log.problem is not None
+    assert words in heard.log.problem
+    heard.log.drain()
+    heard.log.stop()
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg is not readable here")
+async def test_the_real_kernel_log() -> None:
+    """This machine's own messages: numbered, in order, with times between the boot and now, all of them replayed."""
+    heard = Heard("/dev/kmsg")
+    if heard.log.problem is not None:
+        pytest.skip(heard.log.problem)
+    assert heard.lines
+    sequences = [line.sequence for line in heard.lines]
+    assert sequences == sorted(set(sequences))
+    uptime_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+    assert all(line.time_s is not None and -uptime_s - 5 <= line.time_s - time.time() <= 5 for line in heard.lines)
+    assert all(line.replayed for line in heard.lines)
+    heard.log.stop()
