@@ -41,6 +41,7 @@ format: venv ## Lay the code out as `make check` wants it, and rewrite what is g
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python -m appliance.config.annotate > etc/appliance.toml
+	$(BIN)/python -m appliance.cli.manual > docs/man/appliancectl.1
 
 bench: venv ## Measure on this machine (tests/bench/)
 	@for script in tests/bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from appliance.core.errors import ApplianceError
@@ -79,6 +79,20 @@ def is_open_to_others(listener: socket.socket) -> bool:
     address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return not (mapped or address).is_loopback
+
+
+def refuse_open(listeners: Iterable[socket.socket], *, allowed: bool) -> None:
+    """Nobody serves the network by accident: an address that other machines reach needs gateway.allow_open.
+
+    Raises:
+        ApplianceError: one of the sockets is open to others and that was not allowed.
+    """
+    reachable = [url_of(listener) for listener in listeners if is_open_to_others(listener)]
+    if reachable and not allowed:
+        raise ApplianceError(
+            f"{reachable[0]} would be open to other machines, and whoever reaches it may use the model: there are no API keys",
+            hint="listen on 127.0.0.1 behind a proxy that asks for them, or set gateway.allow_open = true",
+        )
 
 
 def url_of(listener: socket.socket) -> str:

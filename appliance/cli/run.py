@@ -43,7 +43,7 @@ def run(place: Place, model_path: str | None, host: str | None, port: int | None
       appliancectl run --model /srv/models/my-model --port 8080
     """
     from appliance.cli.foreground.folders import check_run_dir, lock_state_dir, prepare_run_dir, prepare_state_dir
-    from appliance.cli.foreground.listener import open_listener
+    from appliance.listening import open_listener, refuse_open
 
     named = [("model.path", model_path), ("gateway.host", host), ("gateway.port", port)]
     settings = [*assignments, *(f"{key}={value}" for key, value in named if value is not None)]
@@ -53,6 +53,7 @@ def run(place: Place, model_path: str | None, host: str | None, port: int | None
         model = _model(config, state_dir)
         run_dir = check_run_dir(place.run_dir) if place.run_dir else prepare_run_dir(state_dir)
         listener = open_listener(config.gateway.host, config.gateway.port)
+        refuse_open([listener], allowed=config.gateway.allow_open)
         if model is not None:
             settings.append(f"model.path={model}")
         arguments = _arguments(place, state_dir, run_dir, settings)
@@ -101,7 +102,7 @@ def _serve(
 
 def _announcer(listener: socket.socket, model: Path | None, place: Place, state_dir: Path) -> Callable[[Publication], str | None]:
     """Says once, when the first engine serves, where it is and how to ask it."""
-    from appliance.cli.foreground.listener import url_of
+    from appliance.listening import url_of
 
     started_s = time.monotonic()
     url = url_of(listener)

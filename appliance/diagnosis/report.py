@@ -31,8 +31,8 @@ def to_json_dict(diagnosis: Diagnosis) -> dict[str, object]:
     }
 
 
-def text(diagnosis: Diagnosis) -> str:
-    """The report for a terminal, without colours."""
+def text(diagnosis: Diagnosis, *, did: str | None = None) -> str:
+    """The report for a terminal, without colours. `did`: what the appliance did, where there is one; else what it would do."""
     lines = [f"{diagnosis.cause.label}  (confidence: {diagnosis.confidence.value})", diagnosis.sentence, ""]
     if diagnosis.root is not None:
         lines += ["Root", f"  {_place(diagnosis.root)}", f"  {_quote(diagnosis.root.text)}", ""]
@@ -50,7 +50,7 @@ def text(diagnosis: Diagnosis) -> str:
         lines += ["What to do", *(f"  {index}. {remedy}" for index, remedy in enumerate(diagnosis.remedies, 1)), ""]
     if diagnosis.safer_config:
         lines += ["Settings to move", *(f"  {key} = {value}" for key, value in diagnosis.safer_config), ""]
-    lines.append(f"The appliance would: {action_for(diagnosis.cause).value}")
+    lines.append(did or f"The appliance would: {action_for(diagnosis.cause).value}")
     return "\n".join(lines)
 
 

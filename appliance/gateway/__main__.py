@@ -20,7 +20,7 @@ from appliance.config import Config, load_config, parse_overrides
 from appliance.config.load import DEFAULT_PATH
 from appliance.core.errors import ApplianceError
 from appliance.gateway.server import Server
-from appliance.listening import adopt_listener, is_open_to_others, open_listener, passed_listeners, url_of
+from appliance.listening import adopt_listener, open_listener, passed_listeners, refuse_open
 
 RUN_DIR = Path("/run/llm-appliance")
 STATE_DIR = Path("/var/lib/llm-appliance")
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(_config_file(options.config), parse_overrides(options.set)).config
         listeners = _listeners(config, options.fd)
-        _refuse_open_ones(config, listeners)
+        refuse_open(listeners, allowed=config.gateway.allow_open)
     except ApplianceError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return int(error.exit_code)
@@ -66,15 +66,6 @@ def _listeners(config: Config, fd: int | None) -> list[socket.socket]:
     if fd is not None:
         return [adopt_listener(fd)]
     return passed_listeners(os.environ, os.getpid()) or [open_listener(config.gateway.host, config.gateway.port)]
-
-
-def _refuse_open_ones(config: Config, listeners: Sequence[socket.socket]) -> None:
-    reachable = [url_of(listener) for listener in listeners if is_open_to_others(listener)]
-    if reachable and not config.gateway.allow_open:
-        raise ApplianceError(
-            f"{reachable[0]} would be open to other machines, and whoever reaches it may use the model: there are no API keys",
-            hint="listen on 127.0.0.1 behind a proxy that asks for them, or set gateway.allow_open = true",
-        )
 
 
 def _raise_descriptor_limit() -> None:

@@ -1,12 +1,12 @@
-"""The listening socket of `appliancectl run`."""
+"""Listening sockets, and what is said of addresses that cannot be had."""
 
 import os
 import socket
 
 import pytest
 
-from appliance.cli.foreground.listener import open_listener, url_of
 from appliance.core.errors import ApplianceError
+from appliance.listening import open_listener, refuse_open, url_of
 
 
 def test_port_0_takes_a_free_one_and_clients_can_connect() -> None:
@@ -35,7 +35,7 @@ def test_a_taken_port_is_refused_with_its_holder() -> None:
             open_listener("127.0.0.1", port)
     assert caught.value.message.startswith(f"port {port} on 127.0.0.1 is taken by ")
     assert f"(pid {os.getpid()})" in caught.value.message
-    assert "--port" in str(caught.value.hint)
+    assert "gateway.port" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "256.0.0.1", "x" * 300])
@@ -60,3 +60,19 @@ def test_a_port_can_be_taken_again_right_after_a_connection_was_served() -> None
         served.close()  # our side closes first: TIME_WAIT is ours
         client.close()
     open_listener("127.0.0.1", port).close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_that_others_reach_needs_leave(host: str) -> None:
+    """There are no API keys: nobody serves the network by accident."""
+    with open_listener(host, 0) as listener:
+        with pytest.raises(ApplianceError, match=r"open to other machines.*allow_open"):
+            refuse_open([listener], allowed=False)
+        refuse_open([listener], allowed=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_loopback_needs_none(host: str) -> None:
+    """It is the default."""
+    with open_listener(host, 0) as listener:
+        refuse_open([listener], allowed=False)

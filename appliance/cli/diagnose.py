@@ -1,0 +1,185 @@
+"""`appliancectl diagnose`: the last incident of this box, or any logs of any box."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from appliance.cli import records
+from appliance.cli.logs import Log, read_logs
+from appliance.cli.place import Place
+from appliance.cli.printing import bad, bold, good, moment, say, say_json
+from appliance.cli.verbs import Verb
+from appliance.core.diagnosis import Diagnosis
+from appliance.core.errors import ApplianceError, ExitCode
+from appliance.core.evidence import Evidence, Source
+from appliance.core.units import format_duration, parse_duration_s
+
+_LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+
+
+def _log_option(name: str, words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(f"--{name}", type=_LOG, multiple=True, metavar="FILE", help=f"{words}; may be repeated, - is stdin.")
+
+
+@click.command(cls=Verb)
+@click.argument("files", type=_LOG, nargs=-1, metavar="[FILE]...")
+@_log_option("engine-log", "What the engine printed")
+@_log_option("kernel-log", "dmesg or journalctl -k")
+@_log_option("systemd-log", "journalctl -u of the unit")
+@_log_option("smi", "Output of nvidia-smi")
+@click.option("--exit", "exit_word", metavar="CODE|SIGNAL", help="How the process ended, such as 137, -9 or SIGKILL.")
+@click.option("--stopped-by-us", is_flag=True, help="Somebody asked for the stop: its signals are no crash.")
+@click.option("--engine", metavar="NAME", help="Which engine wrote the log: sglang, vllm, llamacpp, tgi, native.")
+@click.option("--since", metavar="TIME", help="Leave out what is older: 10min, 2h, or 2026-11-30T14:05.")
+@click.option("--incident", "incident_id", metavar="ID", help="An incident of this box other than the last.")
+@click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown to paste into an issue.")
+@click.pass_obj
+def diagnose(
+    place: Place,
+    files: tuple[Path, ...],
+    engine_log: tuple[Path, ...],
+    kernel_log: tuple[Path, ...],
+    systemd_log: tuple[Path, ...],
+    smi: tuple[Path, ...],
+    exit_word: str | None,
+    stopped_by_us: bool,
+    engine: str | None,
+    since: str | None,
+    incident_id: str | None,
+    as_json: bool,
+    as_markdown: bool,
+) -> ExitCode:
+    """Why it crashed: this box's last incident, or any log.
+
+    Without FILE the last incident of this box, also while applianced is down. With FILE (- is stdin) any engine log,
+    dmesg, journalctl or docker logs output, of any machine, compressed or not. Exit code 1 when something crashed,
+    `unknown` included; 0 when nothing did.
+
+    \b
+    Examples:
+      appliancectl diagnose
+      appliancectl diagnose engine.log --kernel-log dmesg.txt --exit 137
+      journalctl -u sglang -o json | appliancectl diagnose -
+    """
+    logs = [Log(path, source) for source, paths in _sources(files, engine_log, kernel_log, systemd_log, smi) for path in paths]
+    if as_json and as_markdown:
+        raise click.UsageError("--json and --markdown exclude each other")
+    if not logs and exit_word is None:
+        if stopped_by_us or engine or since:
+            raise click.UsageError("--stopped-by-us, --engine and --since are about logs: name a FILE, or - for stdin")
+        return _last_incident(place, incident_id or "", as_json, as_markdown)
+    if incident_id is not None:
+        raise click.UsageError("--incident is about this box; leave the files out")
+    from appliance.diagnosis import diagnose as judge
+
+    evidence = [*read_logs(logs, _since_s(since)), *_exit(exit_word)]
+    verdict = judge(evidence, stopped_by_us=stopped_by_us, engine=engine)
+    return _print(verdict, as_json, as_markdown)
+
+
+def _sources(
+    files: Sequence[Path], engine_log: Sequence[Path], kernel_log: Sequence[Path], systemd_log: Sequence[Path], smi: Sequence[Path]
+) -> tuple[tuple[Source | None, Sequence[Path]], ...]:
+    return (
+        (None, files),
+        (Source.ENGINE_LOG, engine_log),
+        (Source.KERNEL_LOG, kernel_log),
+        (Source.SYSTEMD, systemd_log),
+        (Source.NVIDIA_SMI, smi),
+    )
+
+
+def _exit(word: str | None) -> list[Evidence]:
+    from appliance.diagnosis import exit_evidence
+
+    try:
+        return [] if word is None else [exit_evidence(word)]
+    except ValueError as error:
+        raise click.UsageError(f"--exit {error}") from None
+
+
+def _since_s(text: str | None) -> float | None:
+    """Seconds since the epoch of "10min" (ago), or of a date and time, local where it names no zone."""
+    if text is None:
+        return None
+    try:
+        return time.time() - parse_duration_s(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise click.UsageError(f"--since {text!r}: write how long ago, such as 10min, or a time such as 2026-11-30T14:05") from None
+
+
+def _last_incident(place: Place, incident_id: str, as_json: bool, as_markdown: bool) -> ExitCode:
+    from appliance.control.codec import diagnosis_from_json
+
+    incident = records.one(place, incident_id)
+    if incident is None:
+        if incident_id:
+            raise ApplianceError(f"there is no incident {incident_id!r}", hint="`appliancectl incidents` lists them")
+        say_json(None) if as_json else say("no incidents: nothing has crashed here")
+        return ExitCode.OK
+    verdict = diagnosis_from_json(incident["diagnosis"])
+    if not (as_json or as_markdown):
+        say(_headline(incident))
+    return _print(verdict, as_json, as_markdown, incident)
+
+
+def _headline(incident: records.Document) -> str:
+    what = f"{incident['engine']} {incident['engine_version']}".strip()
+    inflight = incident["inflight"]
+    load = f", {len(inflight)} {'request' if len(inflight) == 1 else 'requests'} in flight" if inflight else ""
+    return f"{incident['incident_id']}  {moment(incident['time_s'])}  {what} with {incident['model']}, while {_phase(incident)}{load}\n"
+
+
+def _phase(incident: records.Document) -> str:
+    if incident["phase"] == "start":
+        return "starting"
+    return f"serving since {format_duration(incident['uptime_s'])}" if incident["uptime_s"] else "serving"
+
+
+def _print(verdict: Diagnosis, as_json: bool, as_markdown: bool, incident: records.Document | None = None) -> ExitCode:
+    from appliance.diagnosis import report
+
+    did = None if incident is None else _did(incident)
+    if as_json:
+        say_json(report.to_json_dict(verdict) | ({} if incident is None else _incident_fields(incident)))
+    elif as_markdown:
+        say(report.markdown(verdict).rstrip("\n") + ("" if did is None else f"\n\n{did}"))
+    else:
+        _print_text(report.text(verdict, did=did), crashed=verdict.crashed)
+    return ExitCode.BAD if verdict.crashed else ExitCode.OK
+
+
+def _did(incident: records.Document) -> str:
+    recovered_s = incident["recovered_s"]
+    back = "not serving again yet" if recovered_s is None else f"serving again after {format_duration(recovered_s)}"
+    return f"The appliance {incident['action']['basis']}; {back}."
+
+
+def _incident_fields(incident: records.Document) -> dict[str, object]:
+    """What is known beyond the verdict; `action` is what was done, not what would be."""
+    kept = ("incident_id", "time_s", "generation", "engine", "engine_version", "model", "phase", "uptime_s", "recovered_s")
+    moves = ("rung_before", "rung_after", "inflight")
+    action = incident["action"]
+    return {"action": action["kind"], "basis": action["basis"], **{name: incident[name] for name in (*kept, *moves)}}
+
+
+def _print_text(text: str, *, crashed: bool) -> None:
+    lines = text.split("\n")
+    for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=True)):
+        if number == 0:
+            say((bad if crashed else good)(line))
+        elif line and not line.startswith(" ") and following.startswith("  "):
+            say(bold(line))
+        else:
+            say(line)

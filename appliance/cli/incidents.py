@@ -1,0 +1,46 @@
+"""`appliancectl incidents`."""
+
+from __future__ import annotations
+
+import click
+
+from appliance.cli import records
+from appliance.cli.place import Place
+from appliance.cli.printing import faint, moment, say, say_json, table
+from appliance.cli.verbs import Verb
+from appliance.core.units import format_duration
+
+
+@click.command(cls=Verb)
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many.")
+@click.option("--json", "as_json", is_flag=True, help="Print data for programs: all fields of each, without evidence.")
+@click.pass_obj
+def incidents(place: Place, limit: int, as_json: bool) -> None:
+    """The crashes of this box, newest first.
+
+    Also while applianced is down: they are read from its database then.
+
+    \b
+    Example:
+      appliancectl incidents --limit 5
+      appliancectl incidents --json | jq -r '.incidents[].diagnosis.cause' | sort | uniq -c
+    """
+    found = records.recent(place, limit)
+    if as_json:
+        say_json({"incidents": found})
+    elif not found:
+        say("no incidents: nothing has crashed here")
+    else:
+        table(("INCIDENT", "TIME", "CAUSE", "DONE", "BACK AFTER"), [_row(incident) for incident in found])
+        say(faint("one of them in full: appliancectl diagnose --incident ID"))
+
+
+def _row(incident: records.Document) -> tuple[str, ...]:
+    recovered_s = incident.get("recovered_s")
+    return (
+        incident["incident_id"],
+        moment(incident["time_s"]),
+        incident["diagnosis"]["cause"],
+        incident["action"]["kind"],
+        "-" if recovered_s is None else format_duration(recovered_s),
+    )

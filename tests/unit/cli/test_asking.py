@@ -1,0 +1,81 @@
+"""status, restart, drain and resume: what applianced says, in words and as data."""
+
+import json
+
+import pytest
+
+from appliance.control.codec import incident_to_json
+from appliance.core.errors import ControlError
+from appliance.core.states import EngineState
+
+STATUS = {
+    "state": "serving",
+    "generation": 4,
+    "sentence": "serving demo since 3 min",
+    "engine": "native",
+    "model": "demo",
+    "rung": {
+        "index": 1,
+        "context_length_tokens": 2048,
+        "prefill_chunk_tokens": 128,
+        "max_running": 8,
+        "kv_dtype": "float32",
+        "mem_fraction": 0.9,
+        "gives_up": "half the prefill speed",
+    },
+    "limits": {"model_id": "demo", "context_length_tokens": 2048, "max_running": 8, "kv_tokens": 16384},
+    "restarts": 3,
+    "last_incident": None,
+    "uptime_s": 200.0,
+    "sensors": {"kernel log": "read from /dev/kmsg", "nvml": "no card"},
+}
+
+
+def test_status_says_what_is_going_on(ctl, applianced) -> None:
+    """The sentence, the rung and what it gives up, the limits, the sensors."""
+    applianced.answers["status"] = STATUS
+    said = ctl("--run-dir", applianced.run_dir, "status")
+    assert said.code == 0
+    assert said.out.startswith("serving demo (native, generation 4)\n  serving demo since 3 min\n")
+    for words in ("3 min 20 s", "context 2048 tokens", "gives up: half the prefill speed", "16384 tokens in the KV cache", "no card"):
+        assert words in said.out
+
+
+def test_status_speaks_of_the_last_incident(ctl, applianced, incident) -> None:
+    """Cause and sentence, and how long ago."""
+    applianced.answers["status"] = STATUS | {"last_incident": incident_to_json(incident(), evidence=False)}
+    said = " ".join(ctl("--run-dir", applianced.run_dir, "status").out.split())
+    assert "inc-20231114-221321-abcd" in said
+    assert "cuda_oom_prefill. A prompt needed 48.00 MiB and 5.19 MiB were free." in said
+
+
+@pytest.mark.parametrize("state", EngineState)
+def test_status_has_words_and_an_exit_code_for_every_state(ctl, applianced, state: EngineState) -> None:
+    """1 only where somebody has to do something; before the first engine most fields are empty."""
+    applianced.answers["status"] = {"state": state.value, "generation": 0, "sentence": "why", "engine": "native", "model": None}
+    said = ctl("--run-dir", applianced.run_dir, "status")
+    assert said.code == (1 if state in (EngineState.PARKED, EngineState.STOPPED) else 0)
+    assert said.out.startswith(f"{state.value} no model (native, generation 0)\n  why\n")
+
+
+def test_status_as_json_is_the_answer(ctl, applianced) -> None:
+    """Unchanged, for programs."""
+    applianced.answers["status"] = STATUS
+    assert json.loads(ctl("--run-dir", applianced.run_dir, "status", "--json").out) == STATUS
+
+
+@pytest.mark.parametrize("verb", ["restart", "drain"])
+def test_requests_carry_their_reason(ctl, applianced, verb: str) -> None:
+    """It is kept in the log and the status."""
+    said = ctl("--run-dir", applianced.run_dir, verb, "--reason", "new driver")
+    assert said.code == 0
+    assert applianced.asked == [(verb, {"reason": "new driver"})]
+    assert "appliancectl status" in said.out
+
+
+def test_a_refusal_of_applianced_is_told_with_its_hint(ctl, applianced) -> None:
+    """Exit code 1."""
+    applianced.answers["resume"] = ControlError("nothing is parked", hint="appliancectl status says what is going on")
+    said = ctl("--run-dir", applianced.run_dir, "resume")
+    assert (said.code, said.out) == (1, "")
+    assert said.err == "appliancectl: nothing is parked\n  appliancectl status says what is going on\n"

@@ -1,0 +1,125 @@
+"""`diagnose` of files: every way in, both ways out."""
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+OOM = (ROOT / "tests" / "corpus" / "001-sglang-prefill-oom-sigquit-500.json").read_text()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """An engine's log that ends in an out-of-memory error."""
+    path = tmp_path / "engine.log"
+    path.write_text(json.loads(OOM)["evidence"]["engine_log"])
+    return path
+
+
+def test_a_log_is_read_without_applianced(ctl, tmp_path: Path, log: Path) -> None:
+    """Exit code 1: something crashed; the root with its line."""
+    said = ctl("--state-dir", tmp_path / "none", "diagnose", log)
+    assert said.code == 1
+    assert said.out.startswith("cuda_oom_prefill  (confidence: ")
+    assert "engine_log:9" in said.out
+    assert "Tried to allocate 48.00 MiB" in said.out
+
+
+def test_json_has_the_promised_keys(ctl, log: Path) -> None:
+    """docs and scripts rely on them."""
+    data = json.loads(ctl("diagnose", "--json", log).out)
+    assert {"cause", "confidence", "root", "chain", "refuted", "action", "remedies", "safer_config"} <= set(data)
+    assert set(data["root"]) == {"source", "line", "text", "time"}
+    assert data["cause"] == "cuda_oom_prefill"
+
+
+def test_stdin_and_compressed_files_are_read(log: Path, tmp_path: Path) -> None:
+    """`zcat | appliancectl diagnose -` needs no zcat."""
+    piped = subprocess.run(
+        [sys.executable, "-m", "appliance.cli", "diagnose", "--json", "-"],
+        cwd=ROOT,
+        input=log.read_bytes(),
+        capture_output=True,
+        timeout=60,
+    )
+    assert (piped.returncode, json.loads(piped.stdout)["cause"]) == (1, "cuda_oom_prefill")
+    packed = tmp_path / "engine.log.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    read = subprocess.run([sys.executable, "-m", "appliance.cli", "diagnose", "--json", packed], cwd=ROOT, capture_output=True, timeout=60)
+    assert json.loads(read.stdout)["cause"] == "cuda_oom_prefill"
+
+
+def test_several_sources_count_together(ctl, tmp_path: Path) -> None:
+    """SIGKILL alone is unexplained; with the kernel's own record it is the host's memory."""
+    assert json.loads(ctl("diagnose", "--json", "--exit", "137").out)["cause"] == "killed_unknown"
+    kernel = tmp_path / "dmesg"
+    kernel.write_text(
+        "[ 1000.0] python invoked oom-killer: gfp_mask=0x140dca(GFP_HIGHUSER_MOVABLE|__GFP_COMP|__GFP_ZERO), order=0, oom_score_adj=0\n"
+        "[ 1000.1] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/,task=python,pid=9\n"
+        "[ 1000.2] Out of memory: Killed process 9 (python) total-vm:52428800kB, anon-rss:31457280kB, file-rss:0kB, shmem-rss:0kB\n"
+    )
+    said = ctl("diagnose", "--json", "--kernel-log", kernel, "--exit", "SIGKILL")
+    assert (said.code, json.loads(said.out)["cause"]) == (1, "host_oom")
+
+
+def test_a_stop_that_was_asked_for_is_no_crash(ctl) -> None:
+    """Exit code 0."""
+    assert ctl("diagnose", "--exit", "SIGTERM").code == 1
+    said = ctl("diagnose", "--exit", "SIGTERM", "--stopped-by-us", "--json")
+    assert (said.code, json.loads(said.out)["cause"]) == (0, "ok_shutdown")
+
+
+def test_since_leaves_out_what_is_older(ctl, tmp_path: Path) -> None:
+    """A crash of last week is not today's; lines without a clock belong to the one before them."""
+    old = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() - 7 * 86400))
+    path = tmp_path / "engine.log"
+    path.write_text(
+        f"[{old}] Scheduler hit an exception: Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory.\n"
+    )
+    assert json.loads(ctl("diagnose", "--json", path).out)["cause"].startswith("cuda_oom")
+    for since in ("1d", time.strftime("%Y-%m-%dT%H:%M", time.localtime(time.time() - 86400))):
+        assert not json.loads(ctl("diagnose", "--json", "--since", since, path).out)["cause"].startswith("cuda_oom")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["/no/such/file"], "/no/such/file"),
+        (["--exit", "SIGNOPE"], "no exit code or signal"),
+        (["--since", "yesterday", "--exit", "1"], "write how long ago, such as 10min"),
+        (["--json", "--markdown", "--exit", "1"], "exclude each other"),
+        (["--stopped-by-us"], "name a FILE"),
+        (["--incident", "x", "--exit", "1"], "leave the files out"),
+        (["-", "--kernel-log", "-"], "can be read once only"),
+    ],
+)
+def test_wrong_calls_are_exit_code_2_not_a_verdict(ctl, arguments: list[str], words: str) -> None:
+    """1 would say that something crashed."""
+    said = ctl("diagnose", *arguments)
+    assert (said.code, said.out) == (2, "")
+    assert words in said.err
+
+
+def test_a_folder_and_a_torn_archive_are_exit_code_2(ctl, tmp_path: Path, log: Path) -> None:
+    """Named, with the reason."""
+    torn = tmp_path / "torn.gz"
+    torn.write_bytes(gzip.compress(log.read_bytes())[:-20])
+    for path in (tmp_path, torn):
+        said = ctl("diagnose", path)
+        assert said.code == 2, said.out
+        assert str(path) in said.err
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\x00\xff\xfe\x80" * 1000, b"{" * 10_000], ids=["empty", "blank", "binary", "braces"])
+def test_any_file_gets_an_answer(ctl, tmp_path: Path, content: bytes) -> None:
+    """A verdict or unknown, never a traceback."""
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    said = ctl("diagnose", "--json", path)
+    assert said.code in (0, 1)
+    assert json.loads(said.out)["cause"]

@@ -1,0 +1,133 @@
+"""incidents and `diagnose` without a file: from applianced, and from the database while it is down."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from appliance.control.codec import incident_to_json
+from appliance.core.causes import Cause
+from appliance.supervisor.incidents import IncidentStore
+
+
+@pytest.fixture
+def kept(tmp_path: Path, incident) -> Path:
+    """A state folder in which applianced kept three incidents before it ended."""
+    store = IncidentStore(tmp_path, keep=100)
+    store.load()
+    for number in (1, 2, 3):
+        store.record(incident(number, recovered_s=None if number == 3 else 1.25))
+    store.flush()
+    store.close()
+    return tmp_path
+
+
+def test_incidents_are_listed_newest_first(ctl, kept: Path) -> None:
+    """A line each."""
+    said = ctl("--state-dir", kept, "incidents")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == [f"inc-20231114-22132{number}-abcd" for number in (3, 2, 1)]
+    assert lines[1].endswith("cuda_oom_prefill  restart_safer  -")
+    assert lines[2].endswith("cuda_oom_prefill  restart_safer  1.25 s")
+
+
+def test_limit_and_json(ctl, kept: Path) -> None:
+    """All fields but the evidence."""
+    data = json.loads(ctl("--state-dir", kept, "incidents", "--limit", "2", "--json").out)["incidents"]
+    assert [incident["generation"] for incident in data] == [3, 2]
+    assert data[0]["evidence"] == []
+    assert data[0]["diagnosis"]["cause"] == "cuda_oom_prefill"
+
+
+def test_a_running_applianced_is_asked_first(ctl, applianced, kept: Path, incident) -> None:
+    """It may know of an incident that a full disk kept out of the database."""
+    applianced.answers["incidents"] = {"incidents": [incident_to_json(incident(9), evidence=False)]}
+    data = json.loads(ctl("--run-dir", applianced.run_dir, "--state-dir", kept, "incidents", "--json").out)
+    assert [one["generation"] for one in data["incidents"]] == [9]
+    assert applianced.asked == [("incidents", {"limit": 20})]
+
+
+def test_no_incidents_is_good_news(ctl, applianced) -> None:
+    """Exit code 0 and a sentence."""
+    applianced.answers |= {"incidents": {"incidents": []}, "incident": {"incident": None}}
+    for verb in ("incidents", "diagnose"):
+        said = ctl("--run-dir", applianced.run_dir, verb)
+        assert (said.code, said.out) == (0, "no incidents: nothing has crashed here\n")
+
+
+@pytest.mark.parametrize("verb", ["incidents", "diagnose"])
+def test_neither_applianced_nor_a_database_is_exit_code_3(ctl, tmp_path: Path, verb: str) -> None:
+    """Nothing is known, which is not the same as nothing happened."""
+    said = ctl("--state-dir", tmp_path, verb)
+    assert (said.code, said.out) == (3, "")
+
+
+def test_a_database_that_is_none_is_refused_in_words(ctl, tmp_path: Path) -> None:
+    """And left as it is."""
+    (tmp_path / "incidents.db").write_bytes(b"not a database at all" * 100)
+    said = ctl("--state-dir", tmp_path, "incidents")
+    assert (said.code, said.out) == (1, "")
+    assert "cannot be read: file is not a database" in said.err
+    assert (tmp_path / "incidents.db").read_bytes().startswith(b"not a database")
+
+
+def test_reading_never_writes(ctl, kept: Path) -> None:
+    """A database in use by an applianced that hangs is read beside it."""
+    writer = sqlite3.connect(kept / "incidents.db")
+    writer.execute("BEGIN IMMEDIATE")
+    assert ctl("--state-dir", kept, "incidents").code == 0
+    writer.rollback()
+    writer.close()
+
+
+def test_diagnose_tells_the_last_incident_in_full(ctl, kept: Path) -> None:
+    """When, what ran, the verdict, what was done about it; exit code 1, as something crashed."""
+    said = ctl("--state-dir", kept, "diagnose")
+    assert said.code == 1
+    for words in (
+        "inc-20231114-221323-abcd",
+        "native 0.1.0 with demo, while serving since 3 min 20 s, 1 request in flight",
+        "cuda_oom_prefill  (confidence: high)",
+        "A prompt needed 48.00 MiB and 5.19 MiB were free.",
+        "engine_log:12",
+        "engine_rpc_timeout: no time-out before the allocation failed",
+        "asked_bytes      48.00 MiB",
+        "1. Lower mem_fraction.",
+        "The appliance restarted on the safer rung 1 because a prompt did not fit; not serving again yet.",
+    ):
+        assert words in said.out
+
+
+def test_another_incident_can_be_named(ctl, kept: Path) -> None:
+    """And one that does not exist is said to."""
+    said = ctl("--state-dir", kept, "diagnose", "--incident", "inc-20231114-221321-abcd")
+    assert said.code == 1
+    assert "serving again after 1.25 s" in said.out
+    said = ctl("--state-dir", kept, "diagnose", "--incident", "inc-none")
+    assert (said.code, said.out) == (1, "")
+    assert "there is no incident 'inc-none'" in said.err
+
+
+def test_diagnose_as_json_says_what_was_done(ctl, kept: Path) -> None:
+    """The keys that programs rely on, and the incident's own."""
+    data = json.loads(ctl("--state-dir", kept, "diagnose", "--json").out)
+    assert {"cause", "confidence", "root", "chain", "refuted", "action", "remedies", "safer_config"} <= set(data)
+    assert data["action"] == "restart_safer"
+    assert data["root"]["source"] == "engine_log"
+    assert data["incident_id"] == "inc-20231114-221323-abcd"
+
+
+def test_diagnose_as_markdown_can_be_pasted(ctl, kept: Path) -> None:
+    """With what the appliance did at its end."""
+    said = ctl("--state-dir", kept, "diagnose", "--markdown")
+    assert said.out.startswith("**cuda_oom_prefill**")
+    assert "The appliance restarted on the safer rung 1" in said.out
+
+
+def test_a_requested_stop_is_no_crash(ctl, applianced, incident) -> None:
+    """Exit code 0 for ok_* causes."""
+    applianced.answers["incident"] = {"incident": incident_to_json(incident(1, Cause.OK_SHUTDOWN))}
+    applianced.answers["incident"]["incident"]["diagnosis"]["cause"] = "ok_shutdown"
+    assert ctl("--run-dir", applianced.run_dir, "diagnose").code == 0
