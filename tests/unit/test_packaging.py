@@ -1,0 +1,43 @@
+"""setup.cfg lists what the tree holds: a package that is forgotten there works in a checkout and is missing once installed."""
+
+import configparser
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def _config() -> configparser.ConfigParser:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    return config
+
+
+def test_every_package_of_the_tree_is_listed() -> None:
+    """Nothing missing, nothing that is not there."""
+    listed = set(_config()["options"]["packages"].split())
+    found = set()
+    for folder, name in (("appliance", "appliance"), ("kernels", "appliance_kernels")):
+        for module in (ROOT / folder).rglob("*.py"):
+            below = module.parent.relative_to(ROOT / folder).parts
+            found.add(".".join((name, *below)))
+    namespaces = {package for package in listed if not _has_python(package)}
+    assert found - listed == set()
+    assert listed - found == namespaces
+    assert all(any(_folder(package).glob("*.*")) for package in namespaces), "an empty package is listed"
+
+
+def test_every_data_file_is_listed() -> None:
+    """Patterns and remedies are data: without them the installed program diagnoses nothing."""
+    data = {package: patterns.split() for package, patterns in _config()["options.package_data"].items()}
+    for file in (ROOT / "appliance").rglob("*.toml"):
+        package = ".".join(file.parent.relative_to(ROOT).parts)
+        assert any(file.match(pattern) for pattern in data.get(package, [])), f"{file.relative_to(ROOT)} would not be installed"
+
+
+def _folder(package: str) -> Path:
+    top, *below = package.split(".")
+    return ROOT.joinpath({"appliance": "appliance", "appliance_kernels": "kernels"}[top], *below)
+
+
+def _has_python(package: str) -> bool:
+    return any(_folder(package).glob("*.py"))
