@@ -106,7 +106,7 @@ class Case:
     @property
     def dead(self) -> bool:
         """Something says that the engine is gone in a way nobody wants."""
-        return any(event.fatal for event in self.events) or self.exit.signal is not None or self.exit.code not in (None, 0)
+        return any(event.fatal for event in self.events)
 
     @property
     def served(self) -> bool:

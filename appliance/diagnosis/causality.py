@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import tomllib
 from collections.abc import Sequence
@@ -9,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.core.causes import Cause
-from appliance.core.evidence import Source
+from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.events import Event
-from appliance.diagnosis.pattern import Kind
 from appliance.diagnosis.xid import meaning_of
 
 LASTING = frozenset(
@@ -108,7 +108,9 @@ def why_outside(event: Event, anchor: Event | None) -> str | None:
         return None
     if event.evidence.boot_id and anchor.evidence.boot_id and event.evidence.boot_id != anchor.evidence.boot_id:
         return "it belongs to another boot" if event.cause is not Cause.HOST_POWER_RESET else None
-    delta_s = event.evidence.time_s - anchor.evidence.time_s
+    delta_s = distance_s(event.evidence, anchor.evidence)
+    if delta_s is None:
+        return None
     if event.source is anchor.source or (_zone_unknown(event, anchor) and abs(delta_s) < ZONE_UNKNOWN_S):
         return None
     first_s, last_s = _window_of(event, anchor)
@@ -116,6 +118,26 @@ def why_outside(event: Event, anchor: Event | None) -> str | None:
         return None
     side = "before" if delta_s < 0 else "after"
     return f"it stands {abs(delta_s):.0f} s {side} the engine's end, outside the window of {first_s:.0f} s to {last_s:.0f} s"
+
+
+def distance_s(one: Evidence, other: Evidence) -> float | None:
+    """Seconds from `other` to `one`; a time without a year is taken to be of the other's year."""
+    if one.time_s is None or other.time_s is None:
+        return None
+    if bool(one.data.get("year_unknown")) is bool(other.data.get("year_unknown")):
+        return one.time_s - other.time_s
+    if one.data.get("year_unknown"):
+        return _in_year_of(one.time_s, other.time_s) - other.time_s
+    return one.time_s - _in_year_of(other.time_s, one.time_s)
+
+
+def _in_year_of(time_s: float, model_s: float) -> float:
+    moment = datetime.datetime.fromtimestamp(time_s, tz=datetime.UTC)
+    year = datetime.datetime.fromtimestamp(model_s, tz=datetime.UTC).year
+    try:
+        return moment.replace(year=year).timestamp()
+    except ValueError:  # 29 February
+        return moment.replace(year=year, day=28).timestamp()
 
 
 def _zone_unknown(event: Event, anchor: Event) -> bool:

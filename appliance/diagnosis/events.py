@@ -32,6 +32,7 @@ MILESTONES = {
     "loading": Phase.LOADING,
     "nccl_init": Phase.LOADING,
     "p2p_setup": Phase.LOADING,
+    "shutdown": Phase.STOPPING,
     "ready": Phase.READY,
     "traffic": Phase.READY,
     "prefill": Phase.PREFILL,
@@ -51,7 +52,7 @@ RULED = frozenset(
         "foreign_oom", "ghes_corrected", "ghes_device", "ghes_gpu", "gpu_action", "hang_wait", "heap_corruption",
         "host_memory_free", "host_oom_kill", "http_500", "kill_tree", "nccl_error", "nccl_progress", "nccl_watchdog",
         "nvml_unknown", "oom_result", "package_upgrade", "pcie_correctable", "pcie_uncorrectable", "runtime_failed",
-        "segfault_line", "shutdown", "sigquit", "sigterm", "smi_err", "start_failed", "startup_failed", "stop_requested",
+        "segfault_line", "shutdown", "sigquit", "sigterm", "smi_err", "start_failed", "startup_failed", "stuck_task", "driver_frame", "cuda_oom_load", "stop_requested",
         "unit_failed", "unit_result", "wrapper", "xid",
     }
 )  # fmt: skip

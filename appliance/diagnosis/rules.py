@@ -94,6 +94,20 @@ def _oom_by_phase(event: Event, serving: bool) -> Event:
     return caused(event, Cause.CUDA_OOM_RUNTIME, sure=False, note="nothing says what the engine was doing")
 
 
+def cuda_oom_load(event: Event, case: Case) -> Event:
+    """Buffers that llama.cpp allocates while loading, and again when a graph grows at run time."""
+    if event.phase.serving:
+        return cuda_oom(event, case)
+    return caused(event, Cause.CUDA_OOM_STARTUP, note="the engine was still loading")
+
+
+def stuck_task(event: Event, case: Case) -> Event | None:
+    """A task in uninterruptible sleep with the NVIDIA driver's frames below it."""
+    if not case.has("driver_frame"):
+        return None
+    return caused(event, Cause.GPU_UNKILLABLE_PROCESS, tier=0, rank=84)
+
+
 def enospc(event: Event, case: Case) -> Event:
     """No space on /dev/shm (or out of NCCL) is shared memory; anywhere else it is a disk."""
     text = event.text.lower()
@@ -121,7 +135,7 @@ def death(event: Event, case: Case) -> Event | None:
     signal = signal_of(event.fields.get("signal") or event.fields.get("exit_code"))
     if signal is None or signal not in _DEATHS:
         return replace(event, kind=Kind.CONSEQUENCE, fatal=event.fatal and str(event.fields.get("exit_code")) != "0")
-    if signal in ("SIGTERM", "SIGINT", "SIGKILL") and _stopping(event, case):
+    if _stopping(signal, event, case):
         return replace(event, kind=Kind.CONSEQUENCE, fatal=False, note="during a stop")
     if signal == "SIGKILL":
         starved = _host_memory_plan(event, case)
@@ -138,8 +152,13 @@ def _self_kill(case: Case) -> bool:
     return any(event.pattern_id in ("sglang.sigquit", "sglang.kill_tree") for event in case.events)
 
 
-def _stopping(event: Event, case: Case) -> bool:
-    return event.phase is Phase.STOPPING or case.stopped_by_us or case.has("stop_requested", "sigterm")
+def _stopping(signal: str, event: Event, case: Case) -> bool:
+    """Ends that belong to a stop: any while we or systemd asked for one, a worker's SIGTERM in any shutdown, SIGKILL after a drain."""
+    if case.stopped_by_us or case.has("stop_requested"):
+        return signal in ("SIGTERM", "SIGINT", "SIGKILL", "SIGQUIT", "SIGABRT", "SIGSEGV") and event.phase is not Phase.LOADING
+    if event.source is Source.EXIT:
+        return signal == "SIGKILL" and case.has("drained")
+    return signal in ("SIGTERM", "SIGINT") and (event.phase is Phase.STOPPING or case.has("shutdown", "sigterm"))
 
 
 def _host_memory_plan(event: Event, case: Case) -> Event | None:
@@ -297,10 +316,13 @@ def heap_corruption(event: Event, _case: Case) -> Event:
     return caused(event, Cause.SEGFAULT_NATIVE, tier=1, rank=82, sure=False)
 
 
-def client_left(event: Event, case: Case) -> Event:
+def client_left(event: Event, case: Case) -> Event | None:
     """A client left; if the engine died of nothing else, it died of that."""
     if case.has("wrapper") and not case.served_after(event):
-        return caused(event, Cause.CLIENT_DISCONNECT_CRASH, tier=2, rank=90, sure=False)
+        tier = 4 if event.kind is Kind.SYMPTOM else 2
+        return caused(event, Cause.CLIENT_DISCONNECT_CRASH, tier=tier, rank=90, sure=False)
+    if event.kind is Kind.SYMPTOM:
+        return None
     return caused(event, Cause.OK_CLIENT_DISCONNECT, tier=7, rank=15)
 
 
@@ -322,6 +344,7 @@ RULES: dict[str, Rule] = {
     "bus_error": bus_error,
     "client_left": client_left,
     "cuda_oom": cuda_oom,
+    "cuda_oom_load": cuda_oom_load,
     "death": death,
     "enospc": enospc,
     "ghes_gpu": ghes_gpu,
@@ -339,6 +362,7 @@ RULES: dict[str, Rule] = {
     "sigterm": sigterm,
     "smi_err": smi_err,
     "start_failed": start_failed,
+    "stuck_task": stuck_task,
     "xid": xid,
 }
 

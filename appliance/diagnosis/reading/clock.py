@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: index for index, name in enumerate(_MONTH_NAMES, 1)}
@@ -18,10 +18,11 @@ HEAD = 120
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A time and whether its zone is unknown."""
+    """A time, and what the line did not say of it."""
 
     time_s: float
     zone_unknown: bool
+    year_unknown: bool = False
 
 
 def stamp_in(text: str, year: int) -> Stamp | None:
@@ -32,16 +33,20 @@ def stamp_in(text: str, year: int) -> Stamp | None:
         return iso_stamp(iso)
     syslog = _SYSLOG.search(head)
     if syslog is not None and syslog[1] in _MONTHS:
-        return _build(
-            int(syslog[7] or year), _MONTHS[syslog[1]], int(syslog[2]), (int(syslog[3]), int(syslog[4]), int(syslog[5])), syslog[6], None
-        )
+        clock = (int(syslog[3]), int(syslog[4]), int(syslog[5]))
+        stamp = _build(int(syslog[7] or year), _MONTHS[syslog[1]], int(syslog[2]), clock, syslog[6], None)
+        return stamp if syslog[7] else _without_year(stamp)
     short = _MONTH_DAY.search(head)
     if short is not None:
-        return _build(year, int(short[1]), int(short[2]), (int(short[3]), int(short[4]), int(short[5])), None, None)
+        return _without_year(_build(year, int(short[1]), int(short[2]), (int(short[3]), int(short[4]), int(short[5])), None, None))
     glog = _GLOG.search(head)
     if glog is not None and glog[1]:
-        return _build(year, int(glog[1]), int(glog[2]), (int(glog[3]), int(glog[4]), int(glog[5])), glog[6], None)
+        return _without_year(_build(year, int(glog[1]), int(glog[2]), (int(glog[3]), int(glog[4]), int(glog[5])), glog[6], None))
     return None
+
+
+def _without_year(stamp: Stamp | None) -> Stamp | None:
+    return None if stamp is None else replace(stamp, year_unknown=True)
 
 
 def iso_stamp(match: re.Match[str]) -> Stamp | None:

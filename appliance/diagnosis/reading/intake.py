@@ -117,7 +117,7 @@ def _evidence(line: bytes, number: int, kind: Source | None, year: int) -> Evide
         return Evidence(kind, text.rstrip("\r\n"), line=number)
     inner = unwrap(text, year)
     stamp = inner.stamp
-    data = {"zone_unknown": True} if stamp is not None and stamp.zone_unknown else {}
+    data = {name: True for name in ("zone_unknown", "year_unknown") if stamp is not None and getattr(stamp, name)}
     return Evidence(_source(inner, kind), inner.text, None if stamp is None else stamp.time_s, number, inner.boot_id, data)
 
 

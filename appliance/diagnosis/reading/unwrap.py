@@ -25,7 +25,7 @@ _CONTAINER_STAMP = re.compile(
 _COMPOSE = re.compile(r"(?:\[pod/\S+\]|[\w.-]{1,60}(?:[-_]\d+)? +\|) (?P<text>.*)", re.DOTALL)
 _DMESG = re.compile(
     r"(?:<\d{1,3}>)?\[(?P<stamp>"
-    r" *\d+\.\d{3,6}|[A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})\](?:\[ *[TC]\d+\])? ?(?P<text>.*)",
+    r" *[+\d]\d*\.\d{1,9}|[A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})\](?:\[ *[TC]\d+\])? ?(?P<text>.*)",
     re.DOTALL,
 )
 _DMESG_ISO = re.compile(r"(?:\w+ *:\w+ *: )?(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d+[+-]\d\d:\d\d) (?P<text>.*)", re.DOTALL)
@@ -129,6 +129,8 @@ def _kernel(line: str, year: int) -> Unwrapped | None:
 
 def _source_of(line: str) -> Source | None:
     if _KERNEL_TEXT.match(line.lstrip()):
+        return Source.KERNEL_LOG
+    if "NVRM: " in line[:200]:
         return Source.KERNEL_LOG
     return Source.SYSTEMD if _SYSTEMD_TEXT.match(line) else None
 
