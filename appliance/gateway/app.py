@@ -57,6 +57,8 @@ class App:
     async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, client: Client) -> None:
         label = "unknown"
         try:
+            if client.connection.interruption is not None:
+                raise client.connection.interruption
             route = route_of(scope["method"], scope["path"])
             label = route.label
             if route.kind is Kind.PAGE:

@@ -76,6 +76,7 @@ class ClientConnection(HttpToolsProtocol):
         self._body_began_s: float | None = None
         self._body_due_s = 0.0
         self._stalled: tuple[float, int] | None = None
+        self._deaf = False
         self._linger_due_s: float | None = None
 
     # the app's side
@@ -92,10 +93,11 @@ class ClientConnection(HttpToolsProtocol):
         self.flow.resume_reading()  # paused after a large body, and a leaving client would not be seen
 
     def interrupt(self, refused: Refused) -> None:
-        """Cancel the request under way; its client gets this, as far as it can still be told."""
-        if self.task is not None and self.interruption is None:
+        """Cancel the request under way (or about to begin); its client gets this, as far as it can still be told."""
+        if self.interruption is None:
             self.interruption = refused
-            self.task.cancel()
+            if self.task is not None:
+                self.task.cancel()
 
     def abort(self) -> None:
         """Break the connection: an answer that cannot be completed must not look complete."""
@@ -153,13 +155,13 @@ class ClientConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""
-        if self._linger_due_s is not None:
+        if self._deaf:
             return
         if self._head_due_s is None and (self.cycle is None or self.cycle.response_complete):
             self._head_due_s = self.loop.time() + self.policy.header_timeout_s
         self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_due_s is not None and self._head_bytes > HEAD_MAX_BYTES and self._linger_due_s is None:
+        if self._head_due_s is not None and self._head_bytes > HEAD_MAX_BYTES and not self._deaf:
             self.policy.count("long_head")
             self._refuse(Refused(431, "headers_too_large", f"the request's head exceeds {HEAD_MAX_BYTES} bytes", hint="send fewer headers"))
 
@@ -204,18 +206,24 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, refused: Refused) -> None:
-        """Outside of any request of the app's: write the whole answer and close."""
-        begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if begun:  # an answer is on its way: bytes between its bytes would be taken for it
-            self.transport.abort()
+        """What came is not a request. Nothing that comes after it is looked at."""
+        self._head_due_s = None
+        self._deaf = True
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._refuse_here(refused)
             return
+        cycle.keep_alive = False  # the answer under way is finished first: bytes between its bytes would be taken for it
+        if cycle.more_body:
+            self.interrupt(refused)
+
+    def _refuse_here(self, refused: Refused) -> None:
         body = refused.body()
         head = [STATUS_LINE[refused.status]]
         head += [b"%s: %s\r\n" % header for header in refused.headers()]
         head.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join(head) + body)
         self.transport.write_eof()
-        self._head_due_s = None
         self._linger_due_s = self.loop.time() + LINGER_S
 
 

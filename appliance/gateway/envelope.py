@@ -72,7 +72,7 @@ def type_of(status: int) -> str:
 
 
 def in_envelope(status: int, body: bytes) -> bytes:
-    """An engine's error body as the envelope: untouched where it is one, else wrapped with the sentence it holds.
+    """An engine's error body as the envelope: untouched where it is a whole one, else made one with the sentence it holds.
 
     SGLang sends `{"object": "error", "message": ...}`, FastAPI `{"detail": ...}`, others plain text.
     """
@@ -81,7 +81,8 @@ def in_envelope(status: int, body: bytes) -> bytes:
     except (ValueError, RecursionError):
         document = body.decode("utf-8", "replace").strip()[:2000]
     if isinstance(document, dict) and isinstance(document.get("error"), dict) and "message" in document["error"]:
-        return body
+        error = {"type": type_of(status), "param": None, "code": None, **document["error"]}
+        return body if len(error) == len(document["error"]) else json.dumps({**document, "error": error}).encode()
     fields = document if isinstance(document, dict) else {}
     message = next((fields[key] for key in ("message", "detail", "error", "status") if fields.get(key)), document)
     if not isinstance(message, str):

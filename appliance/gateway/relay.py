@@ -191,6 +191,8 @@ class Relay:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         if connection.status == 503 and _not_ready(body):
             raise UpstreamLost(LossKind.NOT_READY, body[:200].decode("utf-8", "replace"))
+        if connection.ends_by_close and not _is_whole(connection, body):
+            raise UpstreamLost(LossKind.TRUNCATED, "the engine closed the connection inside its JSON")
         client.stop_comments()
         if client.status:
             await self._as_events(request, client, connection.status, body)
@@ -249,6 +251,17 @@ def _is_event_stream(connection: Connection) -> bool:
     if connection.status != 200 or value_of(connection.headers, b"content-encoding") is not None:
         return False
     return (value_of(connection.headers, b"content-type") or b"").startswith(b"text/event-stream")
+
+
+def _is_whole(connection: Connection, body: bytes) -> bool:
+    """Of an answer without a length. What is not JSON has to be believed."""
+    if b"json" not in (value_of(connection.headers, b"content-type") or b""):
+        return True
+    try:
+        json.loads(body)
+    except ValueError:
+        return False
+    return True
 
 
 def _error(status: int, headers: Headers, body: bytes) -> tuple[Headers, bytes]:

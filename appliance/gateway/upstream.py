@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 import enum
 import errno
-import json
 from collections.abc import AsyncIterator
 
 import httptools
 
 from appliance.core.launch import Endpoint
 from appliance.gateway.envelope import Refused
-from appliance.gateway.headers import Headers, upstream_head, value_of
+from appliance.gateway.headers import Headers, upstream_head
 
 CONNECT_TIMEOUT_S = 5.0
 IDLE_MAX_S = 3.0
@@ -62,10 +61,15 @@ class UpstreamLost(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """One connection to the engine, one exchange at a time. `status` and `headers` are valid after `answered()`."""
+    """One connection to the engine, one exchange at a time. `status` and `headers` are valid after `answered()`.
+
+    Attributes:
+        ends_by_close: the answer has no length, so only its own form can tell a whole one from one that was cut.
+        reusable: after a complete answer, whether the connection can take another request.
+        idle_since_s: when it came back from its last exchange; None for a fresh one.
+    """
 
     __slots__ = (
-        "_awaiting_close",
         "_bodiless",
         "_buffered_bytes",
         "_chunks",
@@ -78,6 +82,7 @@ class Connection(asyncio.Protocol):
         "_reading",
         "_transport",
         "_waiter",
+        "ends_by_close",
         "headers",
         "idle_since_s",
         "reusable",
@@ -90,7 +95,6 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._complete = True
         self.idle_since_s: float | None = None
-        """When it came back from its last exchange; None for a fresh one."""
 
     def send(self, head: bytes, body: bytes, *, bodiless: bool = False) -> None:
         """Begin an exchange; `bodiless` for HEAD, whose answer has a length and no body."""
@@ -99,7 +103,7 @@ class Connection(asyncio.Protocol):
         self.headers: Headers = []
         self._chunks: list[bytes] = []
         self._buffered_bytes = self._heard_bytes = 0
-        self._head_complete = self._complete = self._awaiting_close = False
+        self._head_complete = self._complete = self.ends_by_close = False
         self.reusable = False
         self._reading = True
         self._bodiless = bodiless
@@ -202,21 +206,11 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         if self._complete:
             return
-        if self._awaiting_close and exc is None:
-            self._complete = self._ends_whole()
-        if not self._complete and self._lost is None:
+        if self.ends_by_close and exc is None:
+            self._complete = True  # as far as HTTP can tell
+        elif self._lost is None:
             self._lost = UpstreamLost(LossKind.RESET, f"{exc!r}" if exc else "closed before the answer was complete")
         self._wake()
-
-    def _ends_whole(self) -> bool:
-        """Whether an answer without any length is complete at a clean close: only its own form can tell."""
-        if b"json" not in (value_of(self.headers, b"content-type") or b""):
-            return True
-        try:
-            json.loads(b"".join(self._chunks))
-        except ValueError:
-            return False
-        return True
 
     # httptools' side
 
@@ -238,7 +232,7 @@ class Connection(asyncio.Protocol):
         self.status = status
         self._head_complete = True
         names = {name for name, _ in self.headers}
-        self._awaiting_close = b"content-length" not in names and b"transfer-encoding" not in names and status not in (204, 304)
+        self.ends_by_close = b"content-length" not in names and b"transfer-encoding" not in names and status not in (204, 304)
         if self._bodiless:
             self._complete = True
         self._wake()

@@ -124,15 +124,26 @@ async def test_what_is_no_http_is_told_so(run_dir: Path, said: bytes) -> None:
 
 
 async def test_rubbish_behind_a_request_never_lands_in_its_answer(run_dir: Path) -> None:
-    """A stream whose client sends garbage is broken off, not written into."""
+    """A stream whose client sends garbage is finished, not written into, and nothing follows it."""
     async with appliance(run_dir) as (running, _), running.connection() as connection:
-        connection.send("POST", CHAT, {"do": "stream", "stream": True, "events": 1000, "gap_s": 0.05})
+        connection.send("POST", CHAT, {"do": "stream", "stream": True, "events": 20, "gap_s": 0.02})
         await connection.head()
         await connection.chunk()
-        connection.writer.write(b"\x00\x01garbage\r\n\r\n")
+        connection.writer.write(b"\x00\x01garbage\r\n\r\nGET / HTTP/1.1\r\n\r\n")
         rest = await asyncio.wait_for(connection.reader.read(), 5)
         assert b"HTTP/1.1" not in rest
-        await running.until(lambda status: not status["inflight"], "the request has ended")
+        assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_a_body_that_breaks_off_into_rubbish_is_told_so(run_dir: Path) -> None:
+    """A broken chunk in the middle of a body: 400, and the connection is closed."""
+    async with gateway(run_dir) as running, running.connection() as connection:
+        connection.writer.write(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{"a":\r\n')
+        await asyncio.sleep(0.1)
+        connection.writer.write(b"not a length\r\n")
+        answer = await connection.answer()
+        assert (answer.status, answer.error()["code"]) == (400, "invalid_http")
+        assert await asyncio.wait_for(connection.reader.read(), 5) == b""
 
 
 async def test_a_client_that_never_reads_is_cut_off_and_its_slot_freed(run_dir: Path) -> None:
