@@ -52,6 +52,7 @@ class ModelFacts:
         rotary_dim: dimensions that are rotated; the engines keep a table of max_context_tokens rows of it.
         draft_layers, draft_weight_bytes: the built-in multi-token-prediction drafter; its bytes are part of weight_bytes.
         vision_weight_bytes, vision_hidden_size, vision_intermediate_size: of the vision tower; its bytes are part of weight_bytes.
+        host_weight_bytes: part of weight_bytes that llama.cpp keeps in host memory: the input embedding, where the output has its own.
         quantisation: "gptq 4 bit, groups of 128" or empty.
         weights_from: what weight_bytes was read from.
     """
@@ -88,6 +89,7 @@ class ModelFacts:
     vision_weight_bytes: int = 0
     vision_hidden_size: int = 0
     vision_intermediate_size: int = 0
+    host_weight_bytes: int = 0
     quantisation: str = ""
     weights_from: str = "safetensors headers"
 
