@@ -22,6 +22,8 @@ class CustomBackend:
     """See Backend."""
 
     name = "custom"
+    version = ""
+    uses_gpu = True
 
     def ladder(self, config: Config) -> tuple[Rung, ...]:
         """One rung where the command takes nothing from it: the others would be the same command."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -27,6 +28,15 @@ class NativeBackend:
     """See Backend."""
 
     name = "native"
+    uses_gpu = False
+
+    @property
+    def version(self) -> str:
+        """It comes with us."""
+        try:
+            return importlib.metadata.version("llm-appliance")
+        except importlib.metadata.PackageNotFoundError:
+            return ""
 
     def ladder(self, config: Config) -> tuple[Rung, ...]:
         """Halving: the CPU engine's memory is the KV pool of the configuration, which the engine checks at its start."""

@@ -28,6 +28,14 @@ class Backend(Protocol):
     def name(self) -> str:
         """The word in `engine.backend`, incidents and `diagnose --engine`."""
 
+    @property
+    def version(self) -> str:
+        """Of the engine, for incidents; empty where we do not know."""
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether it computes on a card where there is one: then the card is waited for, and its loss is the engine's."""
+
     def ladder(self, config: Config) -> tuple[Rung, ...]:
         """Index 0 is what the owner configured; each later one asks for less."""
 

@@ -26,6 +26,10 @@ JITTER_SHARE = 0.25
 """A wait grows by up to this share: boxes that lost the same thing at once do not come back at once."""
 
 
+_ARTICLES = ("The", "A", "An", "No")
+"""First words of a verdict that lose their capital inside a sentence; CUDA and Xid keep theirs."""
+
+
 class Response(enum.Enum):
     """How a cause is met."""
 
@@ -223,7 +227,9 @@ def park_basis(circumstance: str, diagnosis: Diagnosis) -> str:
 
 def because(did: str, diagnosis: Diagnosis) -> str:
     """ "did X because Y (evidence Z)": the same string in the log, the incident and the status."""
-    return f"{did} because {diagnosis.sentence.rstrip('.')} ({_evidence(diagnosis)})"
+    first, space, rest = diagnosis.sentence.rstrip(".").partition(" ")
+    why = f"{first.lower() if first in _ARTICLES else first}{space}{rest}"
+    return f"{did} because {why} ({_evidence(diagnosis)})"
 
 
 def _evidence(diagnosis: Diagnosis) -> str:

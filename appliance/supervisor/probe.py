@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from appliance.supervisor.http_get import Answer, NoAnswer, exchange
 READY_POLL_S = 0.05
 READY_POLL_MAX_S = 0.5
 """While it loads: quick at first (a warm start takes half a second), slower for a load of minutes."""
+HURRY_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,23 @@ class Prober:
         self._fallback = fallback
         self._cpu_s = cpu_s
         self._to = to
+        self._interval_s = settings.interval_s
+        self._hurried = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Somebody waits for the engine to become idle: ask at once and more often."""
+        self._interval_s = min(self._interval_s, HURRY_INTERVAL_S)
+        self._hurried.set()
 
     async def run(self) -> None:
         """Until ready, then until a hang is found."""
         await self._until_ready()
         watch = hang.begin(time.monotonic(), self._cpu_s())
         while True:
-            await asyncio.sleep(self._settings.interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._hurried.wait()
+            self._hurried.clear()
             watch, found = await self._look(watch)
             if found is not None:
                 self._to.hung(found)

@@ -122,11 +122,6 @@ class EngineProcess:
         self._loop.add_reader(self._pidfd, self._read_exit)
 
     @property
-    def lines(self) -> tuple[LogLine, ...]:
-        """What is kept of its output."""
-        return self._ring.lines
-
-    @property
     def state(self) -> str:
         """The kernel's letter: R, S, D (cannot be killed), T (stopped)...; empty when it is gone."""
         stat = proc_table.read_stat(self.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from appliance.config.schema import Config
@@ -32,3 +33,8 @@ class MachineSettings:
             drain_s=config.gateway.drain_s,
             gpu_required=config.gpu.mode == "required",
         )
+
+
+def fingerprint(config: Config) -> str:
+    """Names what is served and how: a history of failures is about one such configuration."""
+    return hashlib.sha256(repr((config.model, config.engine, config.budget)).encode()).hexdigest()[:16]

@@ -1,0 +1,114 @@
+"""`applianced`: the command line, the start, and the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from appliance import diagnosis
+from appliance.config import Config, load_config, parse_overrides
+from appliance.config.load import DEFAULT_PATH
+from appliance.core.errors import ApplianceError, ConfigError
+from appliance.supervisor.daemon import Supervisor
+from appliance.supervisor.groups import Delegation
+from appliance.supervisor.incidents import IncidentStore
+from appliance.supervisor.log_outlet import configure
+from appliance.supervisor.notify import notifier_from
+from appliance.supervisor.run_dir import RunDir
+from appliance.supervisor.service import Service
+
+EX_CONFIG = 78
+"""sysexits.h; RestartPreventExitStatus=78 keeps systemd from trying a broken configuration again and again."""
+EX_FAILED = 1
+DEFAULT_STATE_DIR = Path("/var/lib/llm-appliance")
+DEFAULT_RUN_DIR = Path("/run/llm-appliance")
+_PR_SET_CHILD_SUBREAPER = 36
+
+log = structlog.get_logger()
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """A mistake ends the process with code 2 and a sentence."""
+    parser = argparse.ArgumentParser(
+        prog="applianced",
+        description="Owns the engine: starts it, watches it, finds out why it died, and brings it back.",
+        epilog="example: applianced --config ./appliance.toml --state-dir ./state --run-dir ./run --set model.path=/srv/model",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"configuration [default: {DEFAULT_PATH}, if it exists]")
+    parser.add_argument(
+        "--state-dir", type=Path, default=DEFAULT_STATE_DIR, metavar="DIR", help="incidents and history [default: %(default)s]"
+    )
+    parser.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, metavar="DIR", help="sockets and lock [default: %(default)s]")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", dest="assignments", help="override a key; repeatable"
+    )
+    return parser.parse_args(arguments)
+
+
+def load(arguments: argparse.Namespace) -> Config:
+    """The effective configuration. Raises ConfigError."""
+    path = arguments.config
+    if path is None and DEFAULT_PATH.exists():
+        path = DEFAULT_PATH
+    return load_config(path, parse_overrides(arguments.assignments)).config
+
+
+async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir) -> None:
+    """From the lock to the end. Raises ControlError."""
+    with contextlib.suppress(OSError):  # IncidentStore tells
+        arguments.state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+    diagnosis.load_catalogue()  # half a second of patterns that the first crash shall not wait for
+    store = IncidentStore(arguments.state_dir, config.diagnosis.keep_incidents)
+    try:
+        supervisor = Supervisor(
+            config,
+            run_dir,
+            store,
+            notifier_from(os.environ),
+            diagnose=diagnosis.diagnose,
+            is_fatal_line=diagnosis.is_fatal_line,
+            delegation=Delegation.find(),
+            adopts_orphans=ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0,
+        )
+        # What exists now lives for ever; keep the collector from walking it (and from dirtying its pages in forked children).
+        gc.collect()
+        gc.freeze()
+        await Service(supervisor, lambda: load(arguments)).run()
+    finally:
+        store.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 after a requested stop, 78 for a configuration that cannot work, 1 for the rest."""
+    parsed = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+    outlet = configure()
+    try:
+        config = load(parsed)
+        run_dir = RunDir(parsed.run_dir.absolute())
+        run_dir.take()
+        asyncio.run(serve(parsed, config, run_dir))
+    except ConfigError as error:
+        log.error("the configuration cannot be used", error=str(error))
+        return EX_CONFIG
+    except ApplianceError as error:
+        log.error(str(error))
+        return EX_FAILED
+    except Exception:
+        log.exception("applianced failed by a defect; please report this")
+        return EX_FAILED
+    finally:
+        outlet.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,395 @@
+"""applianced's one loop: events in, the reducer, effects out. Decides nothing; every decision is in machine/ and policy.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from appliance.backends import Backend, backend_of
+from appliance.config.schema import Config
+from appliance.control.codec import incident_to_json
+from appliance.control.server import PublicationBoard
+from appliance.core.causes import Cause
+from appliance.core.diagnosis import Citation, Confidence, Diagnosis
+from appliance.core.errors import ApplianceError
+from appliance.core.evidence import Source
+from appliance.core.incident import Incident
+from appliance.core.publication import Publication
+from appliance.core.states import EngineState
+from appliance.gpu import readiness
+from appliance.gpu.kernel_log import KernelLine, KernelLog, says_gpu_lost
+from appliance.supervisor import events as ev
+from appliance.supervisor.evidence_desk import EvidenceDesk, window
+from appliance.supervisor.gpu_watch import GpuWatch
+from appliance.supervisor.groups import Delegation, Group, SessionGroup
+from appliance.supervisor.hang import HangLimits
+from appliance.supervisor.history import History
+from appliance.supervisor.hook import run_hook
+from appliance.supervisor.incidents import IncidentStore, Memory
+from appliance.supervisor.life import EngineLife, Surroundings
+from appliance.supervisor.log_ring import LogLine, LogRing
+from appliance.supervisor.machine import MachineState, Purpose, publication_of, step
+from appliance.supervisor.notify import Notifier
+from appliance.supervisor.probe import ProbeSettings
+from appliance.supervisor.reload import Change, changes, merged
+from appliance.supervisor.run_dir import RunDir
+from appliance.supervisor.settings import MachineSettings, fingerprint
+
+TURN_S = 1.0
+"""A turn is completed at least so often, for the watchdog."""
+EVENTS_A_TURN = 1000
+
+log = structlog.get_logger()
+Diagnose = Callable[..., Diagnosis]
+
+
+class Supervisor:
+    """Owns the machine's state, the engine life, the timers. One writer: `run`."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        store: IncidentStore,
+        notifier: Notifier,
+        *,
+        diagnose: Diagnose,
+        is_fatal_line: Callable[[str], str | None],
+        delegation: Delegation | None = None,
+        adopts_orphans: bool = False,
+        roots: readiness.Roots | None = None,
+    ) -> None:
+        self.config = config
+        self.backend: Backend = backend_of(config)
+        self.run_dir = run_dir
+        self.store = store
+        self.notifier = notifier
+        self.delegation = delegation
+        self.kernel_log = KernelLog(config.diagnosis.kernel_log)
+        self.desk = EvidenceDesk(self.kernel_log.boot_id)
+        self.began_s = time.time()
+        self.last_incident: dict[str, Any] | None = None
+        self.gpu = GpuWatch(self.backend, roots or readiness.Roots(), self.post, self.start_task)
+        self.life: EngineLife | None = None
+        self.state = self._first_state()
+        self.board = PublicationBoard(publication_of(self.state))
+        self._diagnose = diagnose
+        self._adopts_orphans = adopts_orphans
+        self._events: deque[tuple[ev.Event, asyncio.Future[MachineState] | None]] = deque()
+        self._woken = asyncio.Event()
+        self._timers: dict[ev.Timer, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = False
+        self._around = Surroundings(self.desk, self.post, self.start_task, is_fatal_line, _log_engine_line)
+
+    # -- the loop --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until stopped. The only caller of step()."""
+        self.kernel_log.start(self._on_kernel_lines)
+        self.post(ev.Started())
+        self.notifier.ready()
+        try:
+            while not self._ended:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(TURN_S, self.notifier.watchdog_interval_s or TURN_S)):
+                        await self._woken.wait()
+                self._turn()
+        finally:
+            await self._put_away()
+
+    def post(self, event: ev.Event) -> None:
+        """Something happened; the next turn sees it."""
+        self._events.append((event, None))
+        self._woken.set()
+
+    async def obey(self, event: ev.Event) -> tuple[MachineState, MachineState]:
+        """Post a request and wait until it was seen: the state right before and after it."""
+        seen: asyncio.Future[MachineState] = asyncio.get_running_loop().create_future()
+        self._events.append((event, seen))
+        self._woken.set()
+        return await seen, self.state
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str, if_defect: ev.Event | None) -> asyncio.Task[None]:
+        """Beside the loop. A defect in it is logged, and the event posted, so that the machine never waits for ever."""
+
+        def finished(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                log.error("a task failed; please report this", task=name, exc_info=error)
+                if if_defect is not None:
+                    self.post(if_defect)
+
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(finished)
+        return task
+
+    def _turn(self) -> None:
+        self._woken.clear()
+        for _ in range(EVENTS_A_TURN):
+            if not self._events or self._ended:
+                break
+            event, seen = self._events.popleft()
+            before = self.state
+            self.state, effects = step(before, event, time.monotonic())
+            self._tell(before, event)
+            for effect in effects:
+                self._perform_guarded(effect)
+            if seen is not None and not seen.done():
+                seen.set_result(before)
+        if self._events:
+            self._woken.set()
+        if self.state.purpose is Purpose.EXIT:
+            self.notifier.extend()
+        self.notifier.turn_done()
+
+    def _tell(self, before: MachineState, event: ev.Event) -> None:
+        if before.state is not self.state.state:
+            move = f"{before.state.value} -> {self.state.state.value}"
+            log.info(self.state.sentence, state=self.state.state.value, before=before.state.value, generation=self.state.generation)
+            self.store.note(move, self.state.sentence)
+            if self.state.state is EngineState.DRAINING and self.life is not None:
+                self.life.hurry()
+        if isinstance(event, ev.StopRequested):
+            self.notifier.stopping()
+
+    def _perform_guarded(self, effect: ev.Effect) -> None:
+        """A defect in our hands may not end the service: it is logged, and the machine gets an answer that it can act on."""
+        try:
+            self._perform(effect)
+        except Exception as error:
+            log.error("an effect failed; please report this", effect=type(effect).__name__, exc_info=error)
+            answer = _answer_to_defect(effect, error)
+            if answer is not None:
+                self.post(answer)
+
+    def _perform(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.WaitForGpu():
+                self.gpu.begin(self.config)
+            case ev.Plan():
+                self._plan(effect)
+            case ev.Spawn():
+                self._spawn(effect)
+            case ev.Prove() if self.life is not None:
+                self.life.prove(self.backend.proof(self.config))
+            case ev.Kill() if self.life is not None and self.life.generation == effect.generation:
+                self._kill(effect, self.life)
+            case ev.Kill(generation=generation):
+                self.post(ev.GroupEmpty(generation))
+            case ev.Diagnose(generation=generation):
+                self._judge(generation)
+            case ev.SetTimer():
+                self._set_timer(effect)
+            case ev.Exit():
+                self._ended = True
+            case _:
+                self._record(effect)
+
+    def _record(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.RecordIncident():
+                self._record_incident(effect)
+            case ev.RecordRecovery(incident_id=incident_id, recovered_s=recovered_s):
+                self.store.recovered(incident_id, recovered_s)
+                if self.last_incident is not None and self.last_incident["incident_id"] == incident_id:
+                    self.last_incident |= {"recovered_s": recovered_s}
+                log.info("serving again", incident=incident_id, recovered_s=round(recovered_s, 3))
+            case ev.SaveHistory(history=history, generation=generation):
+                self.run_dir.note_generation(generation)
+                self.store.remember(Memory(history, generation, fingerprint(self.config)))
+            case ev.Publish(publication=publication):
+                self._publish(publication)
+            case ev.RunHook(sentence=sentence) if self.config.supervisor.on_park:
+                self.start_task(run_hook((*self.config.supervisor.on_park, sentence)), "on_park", None)
+
+    # -- starting --------------------------------------------------------------------------------------------------------
+
+    def _first_state(self) -> MachineState:
+        ladder = self.backend.ladder(self.config)
+        memory = self.store.load()
+        # Another configuration is another story: what failed under the old one is not held against the new one.
+        history = memory.history if memory.settings == fingerprint(self.config) else History()
+        history = replace(history, rung=min(history.rung, len(ladder) - 1))
+        newest = self.store.recent(1)
+        self.last_incident = newest[0] if newest else None
+        return MachineState(
+            settings=MachineSettings.of(self.config),
+            ladder=ladder,
+            history=history,
+            generation=max(memory.generation, self.run_dir.generation),
+            since_s=time.monotonic(),
+        )
+
+    def _plan(self, effect: ev.Plan) -> None:
+        self._finish_life()
+        try:
+            spec = self.backend.launch_spec(self.config, effect.rung, effect.generation, self.run_dir.path)
+        except ApplianceError as error:
+            self.post(ev.PlanFailed(effect.generation, _cannot_plan(error), _incident_id()))
+        else:
+            self.post(ev.Planned(effect.generation, spec))
+
+    def _spawn(self, effect: ev.Spawn) -> None:
+        self.run_dir.remove_engine_sockets()
+        self.desk.begin_life()
+        life = EngineLife(effect.generation, effect.spec, self._around)
+        self.life = life
+        supervisor = self.config.supervisor
+        limits = HangLimits(supervisor.hang_floor_s, supervisor.hang_ceiling_s)
+        probes = ProbeSettings(supervisor.probe_interval_s, supervisor.probe_timeout_s, limits)
+        ring = LogRing(self.config.diagnosis.log_ring_lines)
+        try:
+            life.begin(self._group(effect.generation), ring, probes, self.backend.limits(self.config, effect.spec.rung))
+        except OSError as error:
+            text = f"{effect.spec.argv[0]} cannot be started: {error.strerror or error}"
+            self.desk.add_failed_start(text)
+            self.post(ev.SpawnFailed(effect.generation, text))
+        else:
+            log.info("the engine was started", generation=effect.generation, pid=life.pid, argv=" ".join(effect.spec.argv))
+
+    def _group(self, generation: int) -> Group:
+        if self.delegation is not None:
+            with contextlib.suppress(OSError):
+                return self.delegation.group(generation)
+        return SessionGroup(adopts_orphans=self._adopts_orphans)
+
+    # -- ending ----------------------------------------------------------------------------------------------------------
+
+    def _kill(self, effect: ev.Kill, life: EngineLife) -> None:
+        if effect.requested:
+            word = "SIGTERM" if effect.how is ev.KillHow.TERM else "SIGKILL"
+            self.desk.add_stop(word, effect.reason, "applianced")
+        log.info("ending the engine", how=effect.how.value, generation=effect.generation, reason=effect.reason)
+        life.kill(effect.how, self.config.supervisor.stop_deadline_s)
+
+    def _judge(self, generation: int) -> None:
+        self.kernel_log.drain()
+        evidence = self.desk.collect(self.life.lines if self.life is not None else ())
+        began_s = time.monotonic()
+        diagnosis = self._diagnose(evidence, stopped_by_us=False, engine=self.backend.name)
+        took_s = time.monotonic() - began_s
+        log.info(diagnosis.sentence, cause=diagnosis.cause.label, confidence=diagnosis.confidence.value, took_s=round(took_s, 3))
+        self.post(ev.Diagnosed(generation, diagnosis, _incident_id(), random.random()))
+
+    def _record_incident(self, effect: ev.RecordIncident) -> None:
+        evidence = self.desk.collect(self.life.lines if self.life is not None else ())
+        failure = effect.failure
+        incident = Incident(
+            incident_id=effect.incident_id,
+            time_s=time.time() - (time.monotonic() - failure.time_s),
+            generation=failure.generation,
+            engine=self.backend.name,
+            engine_version=self.backend.version,
+            model=self.model_name,
+            phase=failure.phase.value,
+            diagnosis=effect.diagnosis,
+            action=effect.action,
+            evidence=window(evidence, effect.diagnosis),
+            rung_before=failure.rung,
+            rung_after=effect.rung_after,
+            inflight=self.desk.inflight,
+            uptime_s=failure.uptime_s,
+        )
+        self.store.record(incident)
+        self.last_incident = incident_to_json(incident, evidence=False)
+        log.warning(effect.action.basis, incident=incident.incident_id, cause=effect.diagnosis.cause.label, action=effect.action.kind.value)
+
+    def sensors(self) -> dict[str, dict[str, Any]]:
+        """Each of our ears: whether it hears, and why not."""
+        problems = {"kernel_log": self.kernel_log.problem, "incidents": self.store.problem}
+        heard = {name: {"ok": problem is None, "detail": problem or "works"} for name, problem in problems.items()}
+        held = (
+            "each engine is held by a cgroup of its own" if self.delegation else "no cgroup is delegated: engines are held by their session"
+        )
+        return heard | {"gpu": {"ok": True, "detail": self.gpu.words}, "cgroup": {"ok": self.delegation is not None, "detail": held}}
+
+    def reload(self, config: Config) -> tuple[Change, ...]:
+        """Take over what can be taken over; says what changed and when it counts."""
+        found = changes(self.config, config)
+        self.config = merged(self.config, config)
+        self.post(ev.SettingsChanged(MachineSettings.of(self.config), self.backend.ladder(self.config)))
+        return found
+
+    @property
+    def model_name(self) -> str:
+        """The id that clients use."""
+        return (self.state.limits or self.backend.limits(self.config, self.state.rung)).model_id
+
+    def _finish_life(self) -> None:
+        if self.life is not None:
+            self.life.finish()
+            self.life = None
+
+    async def _put_away(self) -> None:
+        self.kernel_log.stop()
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._finish_life()
+        self.run_dir.remove_engine_sockets()
+
+    # -- ears and mouth --------------------------------------------------------------------------------------------------
+
+    def _on_kernel_lines(self, lines: Sequence[KernelLine]) -> None:
+        self.desk.add_kernel(lines)
+        for line in lines:
+            if not line.replayed and says_gpu_lost(line.text):
+                self.post(ev.GpuLost(line.text))
+
+    def _publish(self, publication: Publication) -> None:
+        self.board.post(publication)
+        self.notifier.status(publication.reason)
+
+    def _set_timer(self, effect: ev.SetTimer) -> None:
+        old = self._timers.pop(effect.timer, None)
+        if old is not None:
+            old.cancel()
+        event = ev.TimerFired(effect.generation, effect.timer)
+        self._timers[effect.timer] = asyncio.get_running_loop().call_later(effect.delay_s, self.post, event)
+
+
+def _log_engine_line(generation: int, line: LogLine) -> None:
+    log.info(line.text, engine=generation)
+
+
+def _incident_id() -> str:
+    return time.strftime("inc-%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+
+
+def _cannot_plan(error: ApplianceError) -> Diagnosis:
+    root = Citation(Source.PROBE, 0, error.message)
+    remedies = (error.hint,) if error.hint else ()
+    return Diagnosis(Cause.MODEL_MISSING, Confidence.HIGH, error.message, root, remedies=remedies)
+
+
+def _answer_to_defect(effect: ev.Effect, error: Exception) -> ev.Event | None:
+    text = f"applianced itself failed ({type(error).__name__}: {error}); please report this"
+    unknown = Diagnosis(Cause.UNKNOWN, Confidence.LOW, text, None)
+    match effect:
+        case ev.Plan(generation=generation):
+            return ev.PlanFailed(generation, unknown, _incident_id())
+        case ev.Spawn(generation=generation):
+            return ev.SpawnFailed(generation, text)
+        case ev.Prove(generation=generation):
+            return ev.ProofFailed(generation, text)
+        case ev.Kill(generation=generation):
+            return ev.GroupStuck(generation, text)
+        case ev.Diagnose(generation=generation):
+            return ev.Diagnosed(generation, unknown, _incident_id(), 0.0)
+        case ev.WaitForGpu():
+            return ev.GpuWaiting(text)
+    return None

@@ -1,0 +1,112 @@
+"""Where the evidence about the present engine life is laid out, from all sources, until a verdict is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from appliance.core.diagnosis import Diagnosis
+from appliance.core.evidence import Evidence, Source
+from appliance.core.requests import InflightRequest
+from appliance.gpu.kernel_log import KernelLine
+from appliance.supervisor.hang import Hang, Silence
+from appliance.supervisor.log_ring import LogLine
+from appliance.supervisor.process import ExitStatus
+
+KERNEL_LINES = 2000
+KERNEL_BEFORE_S = 600.0
+"""Kernel lines from before the start of a life count too: a card that was lost then explains why this life could not start."""
+GATEWAY_WINDOW_S = 30.0
+GATEWAY_MAX = 50
+WINDOW_LINES = 150
+"""Engine lines kept in an incident beside those that the verdict cites."""
+
+
+class EvidenceDesk:
+    """Collects; decides nothing."""
+
+    def __init__(self, boot_id: str | None) -> None:
+        self._boot_id = boot_id
+        self._kernel: deque[Evidence] = deque(maxlen=KERNEL_LINES)
+        self._gateway: deque[Evidence] = deque(maxlen=GATEWAY_MAX)
+        self._facts: list[Evidence] = []
+        self._began_s = time.time()
+        self.inflight: tuple[InflightRequest, ...] = ()
+        """What the gateway said last."""
+
+    def begin_life(self) -> None:
+        """A new engine: what was found out about the old one is not about it. Kernel and gateway go on."""
+        self._facts.clear()
+        self._began_s = time.time()
+
+    def add_kernel(self, lines: Sequence[KernelLine]) -> None:
+        """As read."""
+        for line in lines:
+            data = {"sequence": line.sequence, "replayed": line.replayed}
+            self._kernel.append(Evidence(Source.KERNEL_LOG, line.text, line.time_s, 0, self._boot_id, data))
+
+    def add_report(self, kind: str, requests: tuple[InflightRequest, ...]) -> None:
+        """From the gateway: always what is in flight; and what clients saw, where that is news."""
+        self.inflight = requests
+        if kind != "traffic":
+            text = {"client_disconnect": "a client closed its connection", "upstream_lost": "the engine's connection broke"}[kind]
+            data = {"kind": kind, "requests": len(requests)}
+            self._gateway.append(Evidence(Source.GATEWAY, text, time.time(), boot_id=self._boot_id, data=data))
+
+    def add_hang(self, hang: Hang, process_state: str) -> None:
+        """Our own probes' finding."""
+        stopped = "; the process was stopped by a signal (state T)" if process_state == "T" else ""
+        kind = "progress" if hang.silence is Silence.PROGRESS else "hang"
+        data = {"kind": kind, "silent_s": hang.silent_s, "running": hang.running, "process_state": process_state}
+        self._fact(Source.PROBE, f"{hang}{stopped}", data)
+
+    def add_failed_start(self, text: str) -> None:
+        """It did not exec, or did not prove itself."""
+        self._fact(Source.PROBE, text, {"kind": "start"})
+
+    def add_stop(self, signal_name: str, reason: str, asked_by: str) -> None:
+        """A stop that was asked for. Our cleaning up after a failure does not belong here."""
+        self._fact(
+            Source.STOP_LEDGER,
+            f"{asked_by} asked for {signal_name}: {reason}",
+            {"signal": signal_name, "reason": reason, "asked_by": asked_by},
+        )
+
+    def add_exit(self, status: ExitStatus, ours: frozenset[str]) -> None:
+        """How the leader ended. A death by our own signal says nothing about the cause, and is not laid out as if it did."""
+        if status.signal in ours:
+            self._fact(Source.EXIT, f"ended by applianced with {status.signal}", {"sent_by": "applianced"})
+        elif status.signal is not None:
+            self._fact(Source.EXIT, str(status), {"signal": status.signal})
+        else:
+            self._fact(Source.EXIT, str(status), {"code": status.code})
+
+    def add_oom_kills(self, count: int) -> None:
+        """memory.events of the life's cgroup."""
+        if count > 0:
+            self._fact(Source.CGROUP, f"the engine's cgroup counts {count} oom_kill", {"oom_kill": count})
+
+    def collect(self, lines: Sequence[LogLine]) -> list[Evidence]:
+        """Everything, in the order of time within each source."""
+        now_s = time.time()
+        log = [Evidence(Source.ENGINE_LOG, line.text, line.time_s, line.number, self._boot_id) for line in lines]
+        kernel = [item for item in self._kernel if item.time_s is None or item.time_s >= self._began_s - KERNEL_BEFORE_S]
+        gateway = [item for item in self._gateway if (item.time_s or 0.0) >= now_s - GATEWAY_WINDOW_S]
+        return [*log, *kernel, *gateway, *self._facts]
+
+    def _fact(self, source: Source, text: str, data: dict[str, object]) -> None:
+        self._facts.append(Evidence(source, text, time.time(), boot_id=self._boot_id, data=data))
+
+
+def window(evidence: Sequence[Evidence], diagnosis: Diagnosis) -> tuple[Evidence, ...]:
+    """What an incident keeps: the last engine lines, the cited ones wherever they are, and every fact of another source."""
+    cited = {(link.citation.source, link.citation.line) for link in diagnosis.chain if link.citation.line}
+    if diagnosis.root is not None:
+        cited.add((diagnosis.root.source, diagnosis.root.line))
+    last = max((item.line for item in evidence if item.source is Source.ENGINE_LOG), default=0)
+    return tuple(
+        item
+        for item in evidence
+        if item.source is not Source.ENGINE_LOG or item.line > last - WINDOW_LINES or (item.source, item.line) in cited
+    )

@@ -1,0 +1,154 @@
+"""One engine life: the process, its log, its prober and its proof, from spawn to the empty group. Turns findings into events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.backends import ProofRequest
+from appliance.core.launch import EngineLimits, LaunchSpec
+from appliance.supervisor import events as ev
+from appliance.supervisor.evidence_desk import EvidenceDesk
+from appliance.supervisor.groups import Group
+from appliance.supervisor.hang import Hang
+from appliance.supervisor.log_ring import LogLine, LogRing
+from appliance.supervisor.probe import Listener, Prober, ProbeSettings, prove
+from appliance.supervisor.process import EngineProcess, ExitStatus, spawn
+
+Post = Callable[[ev.Event], None]
+Start = Callable[[Coroutine[Any, Any, None], str, ev.Event | None], asyncio.Task[None]]
+"""Run a coroutine; if it fails by a defect of ours, the event is posted so that the machine does not wait for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every life of one applianced shares.
+
+    Attributes:
+        fatal: diagnosis's quick test of a fresh line.
+        log: where the engine's lines go beside the ring.
+    """
+
+    desk: EvidenceDesk
+    post: Post
+    start: Start
+    fatal: Callable[[str], str | None]
+    log: Callable[[int, LogLine], None]
+
+
+class EngineLife:
+    """Owns one EngineProcess. `begin` starts it; nothing of it is used once `finish` was called."""
+
+    def __init__(self, generation: int, spec: LaunchSpec, around: Surroundings) -> None:
+        self.generation = generation
+        self.spec = spec
+        self._desk = around.desk
+        self._post = around.post
+        self._start = around.start
+        self._around = around
+        self._process: EngineProcess | None = None
+        self._prober: Prober | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._ring: LogRing | None = None
+        self._our_signals: set[str] = set()
+
+    def begin(self, group: Group, ring: LogRing, probes: ProbeSettings, fallback: EngineLimits) -> None:
+        """Spawn and watch. Raises OSError when there is nothing to watch."""
+        self._ring = ring
+        self._process = spawn(self.spec, group, ring, self._on_lines, self._on_exit)
+        listener = Listener(
+            ready=lambda limits: self._post(ev.EngineReady(self.generation, limits)),
+            progress=lambda running, waiting: self._post(ev.Progress(self.generation, running, waiting)),
+            hung=self._on_hang,
+        )
+        self._prober = Prober(self.spec, probes, fallback, self._process.cpu_s, listener)
+        self._probing = self._start(self._prober.run(), "prober", ev.HangDetected(self.generation, "our prober failed by a defect"))
+
+    @property
+    def pid(self) -> int | None:
+        """Of the leader."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def lines(self) -> tuple[LogLine, ...]:
+        """What it said, all that is in the pipe included; still there when the process is not."""
+        if self._process is not None:
+            self._process.drain_output()
+        return self._ring.lines if self._ring is not None else ()
+
+    def hurry(self) -> None:
+        """A drain waits for it to become idle."""
+        if self._prober is not None:
+            self._prober.hurry()
+
+    def prove(self, requests: tuple[ProofRequest, ...]) -> None:
+        """Answers with Proved or ProofFailed."""
+
+        async def run() -> None:
+            problem = await prove(self.spec, requests, self.spec.start_deadline_s)
+            if problem is None:
+                self._post(ev.Proved(self.generation))
+            else:
+                self._desk.add_failed_start(f"the proof failed: {problem}")
+                self._post(ev.ProofFailed(self.generation, f"its first completion failed: {problem}"))
+
+        self._start(run(), "proof", ev.ProofFailed(self.generation, "our proof failed by a defect"))
+
+    def kill(self, how: ev.KillHow, survive_s: float) -> None:
+        """TERM asks; NOW and ABORT answer with GroupEmpty or GroupStuck."""
+        if self._process is None:
+            self._post(ev.GroupEmpty(self.generation))
+            return
+        if how is ev.KillHow.TERM:
+            self._our_signals.add("SIGTERM")
+            self._process.terminate()
+            return
+        if self._ending is not None and not self._ending.done():
+            return
+        if self._process.exit is None:
+            self._our_signals |= {"SIGKILL", "SIGABRT"} if how is ev.KillHow.ABORT else {"SIGKILL"}
+        self._stop_probing()
+        stuck = ev.GroupStuck(self.generation, "our killing failed by a defect")
+        self._ending = self._start(self._end(self._process, how is ev.KillHow.ABORT, survive_s), "kill", stuck)
+
+    def finish(self) -> None:
+        """Give the process back: its group is empty, or we give up on it."""
+        self._stop_probing()
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    async def _end(self, process: EngineProcess, for_stacks: bool, survive_s: float) -> None:
+        told_stuck = False
+        while (survivors := await process.end(survive_s, for_stacks=for_stacks)) is not None:
+            if not told_stuck:
+                self._post(ev.GroupStuck(self.generation, survivors))
+                told_stuck = True
+        self.finish()
+        self._post(ev.GroupEmpty(self.generation))
+
+    def _on_lines(self, lines: Sequence[LogLine]) -> None:
+        for line in lines:
+            self._around.log(self.generation, line)
+            if self._around.fatal(line.text) is not None:
+                self._post(ev.FatalLine(self.generation, line.text))
+
+    def _on_exit(self, status: ExitStatus) -> None:
+        assert self._process is not None
+        self._stop_probing()
+        self._desk.add_exit(status, frozenset(self._our_signals))
+        self._desk.add_oom_kills(self._process.oom_kills() or 0)
+        self._post(ev.EngineExited(self.generation, f"the engine was {status}" if status.signal else f"the engine {status}"))
+
+    def _on_hang(self, hang: Hang) -> None:
+        state = self._process.state if self._process is not None else ""
+        self._desk.add_hang(hang, state)
+        self._post(ev.HangDetected(self.generation, str(hang), stopped=state == "T"))
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None

@@ -1,0 +1,129 @@
+"""What the control socket's verbs mean. Questions read the state; requests go through the loop like every other event."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from appliance.control.codec import CodecError, inflight_from_json, rung_to_json, to_json
+from appliance.control.server import Handler
+from appliance.core.errors import ControlError
+from appliance.core.states import EngineState
+from appliance.supervisor import events as ev
+from appliance.supervisor.daemon import Supervisor
+
+INCIDENTS_MAX = 1000
+REPORT_KINDS = ("traffic", "upstream_lost", "client_disconnect")
+REASON_MAX_CHARS = 300
+
+log = structlog.get_logger()
+Arguments = Mapping[str, Any]
+
+
+class Verbs:
+    """One method a verb."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """For the control server."""
+        verbs = (self.status, self.incidents, self.incident, self.restart, self.drain, self.resume, self.report)
+        return {verb.__name__: verb for verb in verbs}
+
+    async def status(self, arguments: Arguments) -> Arguments:
+        """All that is known without asking anybody."""
+        _no_more(arguments)
+        supervisor = self._supervisor
+        state = supervisor.state
+        return {
+            "state": state.state.value,
+            "generation": state.generation,
+            "sentence": state.sentence,
+            "engine": supervisor.backend.name,
+            "engine_version": supervisor.backend.version,
+            "engine_pid": supervisor.life.pid if supervisor.life is not None else None,
+            "model": supervisor.model_name,
+            "rung": rung_to_json(state.rung),
+            "rungs": len(state.ladder),
+            "limits": to_json(state.limits),
+            "restarts": state.restarts,
+            "last_incident": supervisor.last_incident,
+            "uptime_s": round(time.time() - supervisor.began_s, 3),
+            "state_for_s": round(time.monotonic() - state.since_s, 3),
+            "sensors": supervisor.sensors(),
+        }
+
+    async def incidents(self, arguments: Arguments) -> Arguments:
+        """Newest first."""
+        _no_more(arguments, "limit")
+        limit = arguments.get("limit", 20)
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= INCIDENTS_MAX:
+            raise ControlError(f"limit = {limit!r} is no number from 1 to {INCIDENTS_MAX}")
+        return {"incidents": await asyncio.to_thread(self._supervisor.store.recent, limit)}
+
+    async def incident(self, arguments: Arguments) -> Arguments:
+        """Whole."""
+        _no_more(arguments, "id")
+        incident_id = arguments.get("id") or ""
+        if not isinstance(incident_id, str):
+            raise ControlError(f"id = {incident_id!r} is no text")
+        document = await asyncio.to_thread(self._supervisor.store.one, incident_id)
+        if document is None:
+            what = f"no incident {incident_id!r}" if incident_id else "no incident yet"
+            raise ControlError(f"{what} on this box", hint="appliancectl incidents lists what there is")
+        return {"incident": document}
+
+    async def restart(self, arguments: Arguments) -> Arguments:
+        """A new engine life."""
+        _no_more(arguments, "reason")
+        return await self._ask(ev.RestartRequested(_reason(arguments)), "restarted")
+
+    async def drain(self, arguments: Arguments) -> Arguments:
+        """Finish what runs, stop the engine, wait for resume."""
+        _no_more(arguments, "reason")
+        return await self._ask(ev.DrainRequested(_reason(arguments)), "drained")
+
+    async def resume(self, arguments: Arguments) -> Arguments:
+        """Leave PARKED."""
+        _no_more(arguments)
+        answer = await self._ask(ev.ResumeRequested("appliancectl resume"), "resumed")
+        if answer["state"] == EngineState.PARKED.value:
+            raise ControlError(answer["sentence"])
+        return answer
+
+    async def report(self, arguments: Arguments) -> Arguments:
+        """What the gateway has in flight."""
+        _no_more(arguments, "kind", "requests")
+        kind, requests = arguments.get("kind", "traffic"), arguments.get("requests", [])
+        if kind not in REPORT_KINDS:
+            raise ControlError(f"kind = {kind!r} is none of {', '.join(REPORT_KINDS)}")
+        if not isinstance(requests, list):
+            raise CodecError(f"requests = {str(requests)[:80]!r} is no list")
+        self._supervisor.desk.add_report(kind, tuple(inflight_from_json(request) for request in requests))
+        return {}
+
+    async def _ask(self, event: ev.Event, done: str) -> Arguments:
+        before, after = await self._supervisor.obey(event)
+        log.info("asked on the control socket", event=type(event).__name__, state=before.state.value, after=after.state.value)
+        if after is before:
+            raise ControlError(f"the engine cannot be {done} now: {before.sentence}", hint="appliancectl status tells what is going on")
+        return {"state": after.state.value, "sentence": after.sentence}
+
+
+def _reason(arguments: Arguments) -> str:
+    reason = arguments.get("reason") or "a person asked for it"
+    if not isinstance(reason, str):
+        raise ControlError(f"reason = {reason!r} is no text")
+    return reason[:REASON_MAX_CHARS]
+
+
+def _no_more(arguments: Arguments, *known: str) -> None:
+    unknown = sorted(set(arguments) - set(known))
+    if unknown:
+        raise ControlError(f"unknown argument {unknown[0]!r}", hint=f"known: {', '.join(known) or 'none'}")
