@@ -70,7 +70,8 @@ class Pattern:
         regex: searched, never anchored on what a wrapper may put before it.
         origin: where the sentence is printed: program, file.
         fatal: this line alone means that the engine is gone or going.
-        frequent: healthy engines print it all the time, so a scan of a large log does not stop at it.
+        frequent: the scan of a large log does not stop at it: healthy engines print it all the time, or it only counts
+            near a line that the scan stops at.
     """
 
     pattern_id: str

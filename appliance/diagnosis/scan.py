@@ -1,8 +1,11 @@
-"""Which lines of a long log are worth reading: a scan over bytes that most lines never leave.
+"""Which lines of a long log are worth reading. Most lines of most logs are a few shapes with other numbers in them.
 
-The scan knows words, not patterns: every sample of every engine-log pattern that is not `frequent` contains one of them
-(a test proves it), so words may only be added. Heads with a capital are tried by one regular expression, whose search
-skips from one rare letter to the next; the others by `bytes.find`, which is the faster the longer the word.
+1. A line's shape is the line without digits and hexadecimal letters; shapes that were judged once are not judged again.
+2. A new shape is read only if it contains one of the words below: every sample of every engine-log pattern that is not
+   `frequent` does (a test proves it), so words may only be added.
+3. What contains a word is given to the patterns themselves.
+
+Steps 1 and 2 run over a whole chunk at a time, in C.
 """
 
 from __future__ import annotations
@@ -12,75 +15,142 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis.catalogue import Catalogue
+from appliance.diagnosis.pattern import Kind
 
 SHORT = 300
 """Engine lines up to here are all read."""
 BEFORE, AFTER = 60, 12
 """Lines around a hit that are read too: frames and milestones."""
+MILD_EACH = 100
+"""Lines of one harmless shape that are kept."""
+MOST_SHAPES = 200_000
+"""Shapes remembered; a log with more of them is judged anew from there."""
 
+_VARIABLE = b"0123456789abcdef"
 _CAPITAL = re.compile(
-    rb"E(?:rror|RR|xception|OF|NO|ADDR|MFILE|ngine (?:is|core|loop|process)|ngineCore (?:failed|enc|hit))"
-    rb"|W(?:ARN|atchdog|arn|orker)|F(?:atal|ailed|AIL|ATAL|ile \")|C(?:UDA|UBLAS|UDNN|USOLVER|RIT|apture CUDA)"
-    rb"|S(?:IG|egfault|egmentation|hutting|hard|ubprocess|tarting|topp|top)|X(?:id )|K(?:illed)|A(?:borted|ssert|pplication)"
-    rb"|T(?:raceback|riton|imeout|ry to|he server is|he engine|emplate)|O(?:ut of|utOfM)"
-    rb"|N(?:CCL|ot enough|VRM|VML|o )|GGML|B(?:us error)|R(?:PC|eceived|equest is|etract|egist)"
-    rb"|P(?:yspy)|M(?:emory|odel)|I(?:llegal|nit|llegal)|L(?:oad)|U(?:vicorn)|Z(?:MQ)|HF|D(?:efault|etok)|Bfloat|Boot|\*\*\* |!!!"
+    rb"E(?:rror|RR|xception|OF|NO|ADDR|MFILE|ngine)|W(?:ARN|atchdog|arn|orker|aiting for)|F(?:atal|ail|AIL|ATAL|inished)"
+    rb"|C(?:UDA|UBLAS|UDNN|USOLVER|RIT|apture|lient|onnected|ommandline)|S(?:IG|eg|hutting|hard|ubprocess|tarting|topp|ignal|erverArgs)|Xid"
+    rb"|K(?:illed|V )|A(?:borted|ssert|pplication|ccess to|vailable)|T(?:raceback|riton|imeout|ry to|he |emplate)|O(?:ut of|utOfM|OMK)"
+    rb"|N(?:CCL|ot enough|VRM|VML|o )|GGML|G(?:PU [Kd]|racefully)|B(?:us error|ad Request)|R(?:PC|eceived|equest is|etract|egist|ank)|P(?:yspy|roc)|Memory"
+    rb"|Model|I(?:llegal|nit|nternal)|L(?:oad)|U(?:vicorn|nproc|pgrade)|ZMQ|HF|D(?:efault|etok|river|uplicate)|Bfloat|Boot|Not Found|\*\*\* |!!!"
 )
 _WORDS = (
-    b"out of memory", b"error", b"failed", b"timed out", b"timeout", b"fatal", b"killed", b"terminat", b"illegal", b"unable to",
-    b"cannot ", b"corrupt", b"invalid", b"disconnect", b"exception", b"loading", b"load_", b"nccl", b"refused", b"signal",
+    b"out of memory", b"error", b"failed", b"failure", b"timed out", b"timeout", b"fatal", b"killed", b"terminat", b"illegal",
+    b"nable to", b"annot ", b"corrupt", b"invalid", b"isconnect", b"exception", b"load", b"nccl", b"refused", b"signal", b"bind",
+    b"starting", b"started", b"listening", b"idle", b"abort", b"no longer running", b"memory", b"lost", b"malloc", b"begin",
+    b"kill", b"dead", b"context", b"nvidia", b"ready", b"Warming", b"cache", b"cancel", b"client", b" err: ", b"build: ", b"API server",
 )  # fmt: skip
 
 
-def worth_reading(evidence: Sequence[Evidence]) -> list[int]:
+class Sieve:
+    """Judges the lines of one log, chunk by chunk."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._dull: set[bytes] = set()
+        self._keen: set[bytes] = set()
+        self._mild: dict[bytes, int] = {}
+
+    def lines(self, chunk: bytes, number: int) -> Iterator[tuple[int, bytes]]:
+        """The numbered lines of a chunk that are of note or near one that is; the chunk's first line has this number."""
+        rows = self.rows(chunk)
+        if rows:
+            lines = chunk.split(b"\n")
+            for first, last in _merged(rows, len(lines)):
+                for row in range(first, last):
+                    yield number + row, lines[row]
+
+    def rows(self, chunk: bytes) -> list[tuple[int, bool]]:
+        """Line numbers (from 0) of note in this chunk, each with whether its surroundings are of note too."""
+        shapes = chunk.translate(None, _VARIABLE).split(b"\n")
+        fresh = set(shapes) - self._dull - self._keen
+        fresh -= self._mild.keys()
+        if fresh:
+            self._judge(fresh, shapes, chunk)
+        if self._keen.isdisjoint(shapes) and self._mild.keys().isdisjoint(shapes):
+            return []
+        found: list[tuple[int, bool]] = []
+        for row, shape in enumerate(shapes):
+            if shape in self._keen:
+                found.append((row, True))
+            elif (left := self._mild.get(shape, 0)) > 0:
+                self._mild[shape] = left - 1
+                found.append((row, False))
+        return found
+
+    def _judge(self, fresh: set[bytes], shapes: list[bytes], chunk: bytes) -> None:
+        if len(self._dull) > MOST_SHAPES:
+            self._dull.clear()
+        lines = chunk.split(b"\n")
+        firsts = [row for shape, row in dict(zip(reversed(shapes), range(len(shapes) - 1, -1, -1), strict=True)).items() if shape in fresh]
+        text = b"\n".join(lines[row] for row in firsts)
+        suspects = {firsts[index] for index in _rows_with_words(text)}
+        for row in firsts:
+            note = self._note(lines[row]) if row in suspects else None
+            if note is None:
+                self._dull.add(shapes[row])
+            elif note:
+                self._keen.add(shapes[row])
+            else:
+                self._mild[shapes[row]] = MILD_EACH
+
+    def _note(self, line: bytes) -> bool | None:
+        """True: a fault or consequence. False: a milestone or harmless. None: nothing that a pattern knows."""
+        kinds = [
+            pattern.kind
+            for source in (Source.ENGINE_LOG, Source.KERNEL_LOG, Source.SYSTEMD)
+            for pattern, _fields in self._catalogue.matches(line.decode("utf-8", "replace"), source)
+            if not pattern.frequent
+        ]
+        if not kinds:
+            return None
+        return any(kind in (Kind.CAUSE, Kind.CONSEQUENCE) for kind in kinds)
+
+
+def worth_reading(evidence: Sequence[Evidence], catalogue: Catalogue) -> list[int]:
     """Indices of the evidence without the engine lines that no pattern can match, when there are many of those."""
     lines = [index for index, item in enumerate(evidence) if item.source is Source.ENGINE_LOG]
     if len(lines) <= SHORT:
         return list(range(len(evidence)))
     chosen = set(range(len(evidence))) - set(lines)
     text = "\n".join(evidence[index].text.replace("\n", " ") for index in lines).encode("utf-8", "replace")
-    for first, last in _windows(text):
+    for first, last in _merged(Sieve(catalogue).rows(text), len(lines)):
         chosen.update(lines[first:last])
     chosen.update(lines[:BEFORE])
     chosen.update(lines[-BEFORE:])
     return sorted(chosen)
 
 
-def interesting_lines(chunk: bytes, number: int) -> Iterator[tuple[int, bytes]]:
-    """The numbered lines of a chunk that lie around a hit; the chunk's first line has this number."""
-    starts = None
-    for first, last in _windows(chunk):
-        if starts is None:
-            starts = line_starts(chunk)
-        for row in range(first, min(last, len(starts) - 1)):
-            yield number + row, chunk[starts[row] : starts[row + 1] - 1]
+def has_word(line: bytes) -> bool:
+    """Whether the scan would look at this line at all."""
+    return bool(_rows_with_words(line))
 
 
-def line_starts(text: bytes) -> list[int]:
-    """Offset of each line, and one past the end: line i is text[starts[i] : starts[i + 1] - 1]."""
-    starts = [0]
-    for line in text.split(b"\n"):
-        starts.append(starts[-1] + len(line) + 1)
-    return starts
-
-
-def _windows(text: bytes) -> Iterator[tuple[int, int]]:
-    """Merged ranges of line numbers (from 0) around the hits."""
-    hits = sorted(_hits(text))
-    if not hits:
-        return
-    starts = line_starts(text)
-    first, last = 0, -1
-    for hit in hits:
-        row = bisect_right(starts, hit) - 1
-        low, high = max(0, row - BEFORE), row + AFTER + 1
+def _merged(rows: Sequence[tuple[int, bool]], count: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows around those of note, merged, inside 0..count."""
+    first, last = 0, 0
+    for row, wide in rows:
+        low, high = (max(0, row - BEFORE), min(count, row + AFTER + 1)) if wide else (row, row + 1)
         if low <= last:
             last = max(last, high)
             continue
-        if last > 0:
+        if last > first:
             yield first, last
         first, last = low, high
-    yield first, last
+    if last > first:
+        yield first, last
+
+
+def _rows_with_words(text: bytes) -> set[int]:
+    """Rows (from 0) of the text that contain a word of the scan."""
+    hits = list(_hits(text))
+    if not hits:
+        return set()
+    starts = [0]
+    for line in text.split(b"\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    return {bisect_right(starts, hit) - 1 for hit in hits}
 
 
 def _hits(text: bytes) -> Iterator[int]:

@@ -57,7 +57,8 @@ def build_case(
 ) -> Case:
     """The settled events of the engine life that the evidence is about."""
     items = list(evidence)
-    events = events_of(((index, items[index]) for index in worth_reading(items)), catalogue or load_catalogue(), translate)
+    patterns = catalogue or load_catalogue()
+    events = events_of(((index, items[index]) for index in worth_reading(items, patterns)), patterns, translate)
     events += facts_of(items)
     ends = [exit_of(item) for item in items if item.source is Source.EXIT]
     asked = stopped_by_us or any(item.source is Source.STOP_LEDGER for item in items)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,10 +15,13 @@ from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.case import signal_of
 from appliance.diagnosis.reading.decode import LONGEST_LINE_BYTES, chunks
 from appliance.diagnosis.reading.unwrap import Unwrapped, unwrap
-from appliance.diagnosis.scan import interesting_lines
+from appliance.diagnosis.catalogue import load_catalogue
+from appliance.diagnosis.scan import Sieve
 
 HEAD_LINES, TAIL_LINES = 4_000, 36_000
 """What is kept of a log with more interesting lines than this: its beginning and its end."""
+END_LINES = 60
+"""Lines kept of either end of a large input, whatever they say."""
 SMALL_BYTES = 512 * 1024
 """Inputs up to here are kept whole; of longer ones, the interesting lines and their surroundings."""
 _SMI = re.compile(
@@ -89,24 +93,42 @@ def _read(stream: BinaryIO, source: Source | None, year: int, progress: Callable
 
 
 def _lines(stream: BinaryIO, progress: Callable[[int], None] | None) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines: all of a small input, the interesting ones of a large one."""
-    number, seen_bytes = 1, 0
-    whole: list[bytes] | None = []
-    for chunk in chunks(stream):
+    """Numbered lines: all of a small input; of a large one its two ends and what the sieve keeps between them."""
+    source = _counted(chunks(stream), progress)
+    small: list[bytes] = []
+    for chunk in source:
+        small.append(chunk)
+        if sum(map(len, small)) > SMALL_BYTES:
+            yield from _sieved(itertools.chain([b"".join(small)], source))
+            return
+    yield from enumerate(b"".join(small).split(b"\n"), 1)
+
+
+def _counted(source: Iterator[bytes], progress: Callable[[int], None] | None) -> Iterator[bytes]:
+    seen_bytes = 0
+    for chunk in source:
         seen_bytes += len(chunk)
         if progress is not None:
             progress(seen_bytes)
-        if whole is not None and seen_bytes <= SMALL_BYTES:
-            whole.append(chunk)
-            continue
-        if whole:
-            chunk = b"".join([*whole, chunk])
-        whole = None
-        yield from interesting_lines(chunk, number)
+        yield chunk
+
+
+def _sieved(source: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    sieve = Sieve(load_catalogue())
+    number, given = 1, 0
+    chunk = b""
+    for chunk in source:
+        ends = enumerate(chunk.split(b"\n", END_LINES)[:END_LINES], 1) if number == 1 else iter(())
+        for at, line in (*ends, *sieve.lines(chunk, number)):
+            if at > given:
+                given = at
+                yield at, line
         number += chunk.count(b"\n")
-    for line in b"".join(whole or []).split(b"\n"):
-        yield number, line
-        number += 1
+    last = chunk.rstrip(b"\n").rsplit(b"\n", END_LINES)[-END_LINES:]
+    number -= chunk.endswith(b"\n")
+    for at, line in enumerate(last, number - len(last) + 1):
+        if at > given:
+            yield at, line
 
 
 def _evidence(line: bytes, number: int, kind: Source | None, year: int) -> Evidence:
