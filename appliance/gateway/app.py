@@ -101,7 +101,7 @@ class App:
 def _live_request(scope: MutableMapping[str, Any], request_id: str, body: bytes, route: Route) -> LiveRequest:
     """Raises Refused where the body is no JSON and has to be."""
     method, path = scope["method"], scope["path"]
-    stream = route.kind is Kind.JSON and method == "POST" and facts_of(body).stream
+    stream = route.kind is Kind.JSON and method == "POST" and facts_of(body).stream and route.streams
     query: bytes = scope["query_string"]
     return LiveRequest(
         request_id=request_id,

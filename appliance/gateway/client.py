@@ -15,7 +15,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 COMMENT_AFTER_S = 5.0
 """A stream without a byte for so long gets its headers and a comment, then one as often: proxies cut silent answers."""
-_STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+UNBUFFERED = (b"x-accel-buffering", b"no")
+"""nginx in front passes each event on as it comes."""
+_STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), UNBUFFERED]
 
 
 class Client:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import inspect
 import socket
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,8 @@ LINGER_S = 1.0
 """How long we go on reading after a refusal: closing with unread bytes resets the connection, and the client never reads it."""
 FRESH_GRACE_S = 1.0
 """On a drain, how long a connection that has not asked anything yet may still begin: its request may be on the wire."""
+_TCP_INFO = struct.Struct("=24xI28xI")
+"""struct tcp_info of linux/tcp.h as far as tcpi_last_ack_recv, of which we take tcpi_unacked and that."""
 _TAKES_APP_STATE = "app_state" in inspect.signature(HttpToolsProtocol.__init__).parameters
 """uvicorn before 0.19 has none."""
 
@@ -77,6 +80,7 @@ class ClientConnection(HttpToolsProtocol):
         self._body_due_s = 0.0
         self._stalled: tuple[float, int] | None = None
         self._deaf = False
+        self._accepted: socket.socket | None = None
         self._linger_due_s: float | None = None
 
     # the app's side
@@ -107,7 +111,10 @@ class ClientConnection(HttpToolsProtocol):
 
     def check(self, now_s: float) -> None:
         """Act on what is overdue."""
-        if self._linger_due_s is not None:
+        if self._accepted is not None and self.task is not None and _unheard_s(self._accepted) > self.policy.silent_peer_s:
+            self.policy.count("silent_peer")
+            self.transport.abort()
+        elif self._linger_due_s is not None:
             if now_s > self._linger_due_s:
                 self.transport.abort()
         elif self._stalled is not None:
@@ -141,7 +148,8 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self._head_due_s = self.loop.time() + self.policy.header_timeout_s
         accepted = transport.get_extra_info("socket")
-        if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
+        if accepted.family in (socket.AF_INET, socket.AF_INET6):
+            self._accepted = accepted
             with contextlib.suppress(OSError):  # already reset by the peer
                 _probe_when_silent(accepted, self.policy.silent_peer_s)
 
@@ -149,7 +157,7 @@ class ClientConnection(HttpToolsProtocol):
         """Called by asyncio."""
         super().connection_lost(exc)
         self.gone = True
-        self._head_due_s = self._body_began_s = self._stalled = None
+        self._head_due_s = self._body_began_s = self._stalled = self._accepted = None
         if self.task is not None:
             self.task.cancel()
 
@@ -231,8 +239,19 @@ def _slow(what: str, limit_s: float, rest: str) -> Refused:
     return Refused(408, "request_timeout", f"{what} did not arrive in time (limit: {limit_s:g} s, {rest})", hint="send faster")
 
 
+def _unheard_s(accepted: socket.socket) -> float:
+    """How long a peer that owes us an acknowledgement has not been heard; 0 when it owes none.
+
+    This is the vanished peer in the middle of an answer: keep-alive probes are not sent while data is under way, and the
+    kernel's own retransmissions take a quarter of an hour. (TCP_USER_TIMEOUT would hit the slow reader as well.)
+    """
+    info = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    unacknowledged, last_heard_ms = _TCP_INFO.unpack(info)
+    return last_heard_ms / 1000 if unacknowledged else 0.0
+
+
 def _probe_when_silent(accepted: socket.socket, silent_peer_s: float) -> None:
-    """Three unanswered probes end the connection `silent_peer_s` after the peer was last heard."""
+    """Three unanswered probes end a quiet connection `silent_peer_s` after the peer was last heard."""
     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(silent_peer_s * 0.4)))

@@ -9,7 +9,7 @@ import logging
 from appliance.config import Config
 from appliance.gateway import sse
 from appliance.gateway.admission import Lane
-from appliance.gateway.client import Client
+from appliance.gateway.client import UNBUFFERED, Client
 from appliance.gateway.envelope import JSON_TYPE, Refused, in_envelope
 from appliance.gateway.gate import RETRY_AFTER_UNKNOWN_S, Gate, Life, Standing
 from appliance.gateway.headers import Headers, downstream, upstream_head, value_of
@@ -27,6 +27,8 @@ PRELUDE_MAX_BYTES = 64 * 1024
 NEWS_WAIT_S = 0.5
 """How long a broken stream waits for applianced's sentence on it, to end with the incident's id in its error."""
 SLOTS_WHEN_UNKNOWN = 8
+READS_MAX = 256
+"""Requests that take no slot, such as the list of models, given to the engine at once."""
 _NOT_READY_WORDS = (b"loading", b"starting", b"draining", b"not ready", b"unavailable_error")
 
 
@@ -47,7 +49,7 @@ class Relay:
         standing = self._gate.standing
         if standing is Standing.OPEN:
             self.slots.open(self._capacity())
-            self.reads.open(self._config.admission.queue_size + 1)
+            self.reads.open(READS_MAX)
             return
         for lane in (self.slots, self.reads):
             lane.close()
@@ -143,7 +145,7 @@ class Relay:
         head = upstream_head(request.method, request.target, request.headers, request.request_id, len(request.body))
         connection = await life.upstream.begin(head, request.body, bodiless=request.method == "HEAD")
         try:
-            if request.stream and _is_event_stream(connection):
+            if _is_event_stream(connection):
                 await self._pass_events(request, client, connection)
             else:
                 await self._pass_whole(request, client, connection)
@@ -164,14 +166,14 @@ class Relay:
                 if sse.is_prelude(whole) and len(held) < PRELUDE_MAX_BYTES:
                     continue
                 whole = held
-                await client.begin(connection.status, downstream(connection.headers))
+                await client.begin(connection.status, [*downstream(connection.headers), UNBUFFERED])
                 self._metrics.first_token.observe(asyncio.get_running_loop().time() - request.arrived_s)
             request.sent_bytes += len(whole)
             await client.write(whole)
         if not framer.finished(request.dialect):
             raise UpstreamLost(LossKind.TRUNCATED, "the stream ended without its last event")
         if not request.sent_bytes:
-            await client.begin(connection.status, downstream(connection.headers))
+            await client.begin(connection.status, [*downstream(connection.headers), UNBUFFERED])
         rest = (held if not request.sent_bytes else b"") + framer.rest()
         if rest:
             await client.write(rest)

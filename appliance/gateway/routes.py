@@ -21,27 +21,27 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`label` is what metrics call the path: bounded in number, whatever clients ask for."""
+    """What there is to know of a path.
+
+    Attributes:
+        label: what metrics call it: bounded in number, whatever clients ask for.
+        takes_slot: it makes the engine decode.
+        streams: `"stream": true` in its body asks for server-sent events.
+    """
 
     kind: Kind
     label: str
     takes_slot: bool
+    streams: bool = False
 
 
-_GENERATING = (
-    "/generate",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/messages",
-    "/v1/rerank",
-    "/v1/responses",
-    "/v1/score",
-)
+_STREAMING = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+_COMPUTING = ("/v1/classify", "/v1/embeddings", "/v1/rerank", "/v1/score")
 _COUNTING = ("/detokenize", "/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/tokenize")
 PAGES = ("/", "/health", "/metrics", "/status")
 _ROUTES = {
-    **{path: Route(Kind.JSON, path, True) for path in _GENERATING},
+    **{path: Route(Kind.JSON, path, True, True) for path in _STREAMING},
+    **{path: Route(Kind.JSON, path, True) for path in _COMPUTING},
     **{path: Route(Kind.JSON, path, False) for path in _COUNTING},
     **{path: Route(Kind.PAGE, path, False) for path in PAGES},
     "/v1/models": Route(Kind.OTHER, "/v1/models", False),

@@ -16,6 +16,7 @@ from appliance.gateway.envelope import Refused
 WAITING_COMMENT = b": waiting\n\n"
 EVENT_MAX_BYTES = 4 * 1024**2
 """A single event larger than this is passed on in pieces: our memory is bounded, its end can no longer be guarded."""
+_OPENAI_PATHS = frozenset({"/generate", "/v1/chat/completions", "/v1/completions"})
 _PRELUDE_TYPES = frozenset(
     {
         "ping",
@@ -39,10 +40,13 @@ class Dialect(enum.Enum):
     """`event: message_stop`."""
     RESPONSES = "responses"
     """`event: response.completed`, `.incomplete` or `.failed`."""
+    UNKNOWN = "unknown"
+    """An endpoint whose streams we know nothing of: complete is what is complete as HTTP."""
 
 
 _LAST_EVENTS = {
     Dialect.OPENAI: frozenset[str](),
+    Dialect.UNKNOWN: frozenset[str](),
     Dialect.ANTHROPIC: frozenset({"message_stop", "error"}),
     Dialect.RESPONSES: frozenset({"response.completed", "response.incomplete", "response.failed", "error"}),
 }
@@ -52,7 +56,9 @@ def dialect_of(path: str) -> Dialect:
     """The dialect of an endpoint."""
     if path.startswith("/v1/messages"):
         return Dialect.ANTHROPIC
-    return Dialect.RESPONSES if path.startswith("/v1/responses") else Dialect.OPENAI
+    if path.startswith("/v1/responses"):
+        return Dialect.RESPONSES
+    return Dialect.OPENAI if path in _OPENAI_PATHS else Dialect.UNKNOWN
 
 
 class Framer:
@@ -86,6 +92,8 @@ class Framer:
 
     def finished(self, dialect: Dialect) -> bool:
         """Whether the last event is one that ends a stream: its dialect's own, or an error."""
+        if dialect is Dialect.UNKNOWN:
+            return True
         events = _events(self._carry) or _events(self._last)
         return bool(events) and _ends(events[-1], dialect)
 

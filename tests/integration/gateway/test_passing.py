@@ -42,6 +42,18 @@ async def test_a_stream_arrives_byte_for_byte_as_the_engine_sent_it(run_dir: Pat
     assert through.complete
 
 
+async def test_a_stream_of_an_unknown_endpoint_passes_as_it_comes(run_dir: Path) -> None:
+    """Also without `"stream": true` and without [DONE]: what is complete as HTTP is complete."""
+    asked = {"do": "stream", "events": 4, "done": False}
+    async with appliance(run_dir) as (running, _):
+        answer = await running.post(asked, "/v1/threads/runs")
+        status = await running.status()
+    assert len(answer.events()) == 4
+    assert b"error" not in answer.body
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert status["totals"]["upstream_losses"] == {}
+
+
 async def test_events_come_when_they_are_made(run_dir: Path) -> None:
     """The first is with the client long before the last is made."""
     async with appliance(run_dir) as (running, _), running.connection() as connection:

@@ -112,7 +112,7 @@ def test_a_prelude_is_what_carries_nothing_of_the_answer(event: bytes, prelude: 
 def test_each_dialect_has_its_error_event() -> None:
     """OpenAI's envelope, Anthropic's and the Responses API's; each is itself an ending."""
     refused = Refused(503, "engine_lost", "gone", incident_id="inc-1")
-    for dialect in Dialect:
+    for dialect in (Dialect.OPENAI, Dialect.ANTHROPIC, Dialect.RESPONSES):
         framer = Framer()
         framer.feed(error_event(refused, dialect))
         assert framer.finished(dialect)
@@ -132,4 +132,5 @@ def test_the_path_says_the_dialect() -> None:
     """SGLang's /generate speaks as OpenAI does."""
     assert dialect_of("/v1/messages") is Dialect.ANTHROPIC
     assert dialect_of("/v1/responses") is Dialect.RESPONSES
+    assert dialect_of("/v1/threads/runs") is Dialect.UNKNOWN
     assert {dialect_of(path) for path in ("/generate", "/v1/chat/completions", "/v1/completions")} == {Dialect.OPENAI}
