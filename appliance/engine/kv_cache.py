@@ -1,0 +1,44 @@
+"""The KV cache's memory: one allocation for all layers and both regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from appliance.engine.block_pool import PoolGeometry
+from appliance.engine.models.config import DecoderConfig
+
+_FLOAT_BYTES = 4
+
+
+def bytes_per_token(config: DecoderConfig) -> int:
+    """Keys and values of one token in all layers, in float32."""
+    return 2 * len(config.layers) * config.kv_heads * config.head_dim * _FLOAT_BYTES
+
+
+class KvCache:
+    """Owns the tensor [layers, 2, blocks + 1, kv_heads, block_tokens, head_dim]; the last block is the null block."""
+
+    def __init__(self, config: DecoderConfig, geometry: PoolGeometry) -> None:
+        """Zeroed, which costs nothing: the kernel gives zero pages when they are first touched."""
+        shape = (len(config.layers), 2, geometry.total_blocks + 1, config.kv_heads, geometry.block_tokens, config.head_dim)
+        self._memory = torch.zeros(shape, dtype=torch.float32)
+
+    def keys(self, layer: int) -> Tensor:
+        """[blocks + 1, kv_heads, block_tokens, head_dim], contiguous."""
+        return self._memory[layer, 0]
+
+    def values(self, layer: int) -> Tensor:
+        """As `keys`."""
+        return self._memory[layer, 1]
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Zero blocks in all layers."""
+        self._memory[:, :, torch.tensor(blocks)] = 0.0
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, (from, to), in all layers."""
+        sources, targets = torch.tensor(pairs).unbind(1)
+        self._memory[:, :, targets] = self._memory[:, :, sources]

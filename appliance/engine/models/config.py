@@ -1,0 +1,178 @@
+"""What the decoder must know of a model, and how to read it from a config.json of either vintage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.core.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """How positions turn heads.
+
+    Attributes:
+        base: θ of the frequencies base^(−2i/D).
+        kind: "default", "linear" or "llama3".
+        factor: of both scalings; 1.0 for "default".
+        low_freq_factor, high_freq_factor, original_context_tokens: of "llama3".
+    """
+
+    base: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_tokens: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What differs from layer to layer.
+
+    Attributes:
+        window_tokens: how far back it sees, its own token included; 0: everything.
+    """
+
+    window_tokens: int
+    rope: RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """One decoder-only transformer.
+
+    Attributes:
+        architecture: as in config.json.
+        heads, kv_heads, head_dim: of attention; heads is a multiple of kv_heads.
+        layers: one entry a layer.
+        activation: "silu" or "gelu_tanh", of the feed-forward gate.
+        qk_norm: queries and keys are normalised a head before they are turned.
+        sandwich_norms: attention and feed-forward are also normalised before they are added back.
+        norm_offset: added to every norm weight (Gemma stores w − 1).
+        embedding_scale: the embedding is multiplied by it.
+        attention_scale: q·k is multiplied by it.
+        tied_embedding: the output projection is the embedding.
+        max_context_tokens: the model's own limit.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float
+    activation: str
+    attention_scale: float
+    tied_embedding: bool
+    max_context_tokens: int
+    qk_norm: bool = False
+    sandwich_norms: bool = False
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.heads // self.kv_heads
+
+
+class RawConfig:
+    """config.json with refusals that name the key."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.fields = fields
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A positive whole number.
+
+        Raises:
+            ModelError: missing without a default, or of another kind.
+        """
+        value = self.fields.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelError(f"config.json: {name} is {value!r}, expected a whole number of at least 1")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number. Raises ModelError as `whole`."""
+        value = self.fields.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ModelError(f"config.json: {name} is {value!r}, expected a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false. Raises ModelError as `whole`."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ModelError(f"config.json: {name} is {value!r}, expected true or false")
+        return value
+
+    def refuse(self, name: str, *allowed: object) -> None:
+        """Raise ModelError unless the key is absent, null or one of these values: the decoder does not do the rest."""
+        value = self.fields.get(name)
+        if value is not None and value not in allowed:
+            raise ModelError(
+                f"config.json: {name} = {value!r} is not supported by the built-in engine",
+                hint=f"supported: {', '.join(repr(a) for a in allowed) or 'absent'}; serve this model with another engine",
+            )
+
+    def attention_shape(self) -> tuple[int, int, int]:
+        """heads, kv_heads and head_dim.
+
+        Raises:
+            ModelError: heads is no multiple of kv_heads, or a head's size is odd.
+        """
+        heads = self.whole("num_attention_heads")
+        kv_heads = self.whole("num_key_value_heads", heads)
+        head_dim = self.whole("head_dim", max(1, self.whole("hidden_size") // heads))
+        if heads % kv_heads:
+            raise ModelError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+        if head_dim % 2:
+            raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary embedding turns pairs")
+        return heads, kv_heads, head_dim
+
+    def activation(self) -> str:
+        """ "silu" or "gelu_tanh". Raises ModelError for another."""
+        name = self.fields.get("hidden_activation") or self.fields.get("hidden_act") or "silu"
+        known = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh"}
+        if name not in known:
+            raise ModelError(f"config.json: activation {name!r} is not supported; supported: {', '.join(known)}")
+        return known[name]
+
+    def rope(self, layer_type: str | None = None, base_key: str = "rope_theta", base: float = 10_000.0) -> RopeSpec:
+        """From `rope_parameters` (transformers 5; a layer type's own where they differ) or `rope_theta` and `rope_scaling`.
+
+        Raises:
+            ModelError: a scaling that the decoder does not do.
+        """
+        new = self.fields.get("rope_parameters") or {}
+        if layer_type is not None and isinstance(new.get(layer_type), dict):
+            new = new[layer_type]
+        scaling = new or (self.fields.get("rope_scaling") or {} if base_key == "rope_theta" else {})
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        if kind not in ("default", "linear", "llama3"):
+            raise ModelError(
+                f"config.json: rope scaling {kind!r} is not supported by the built-in engine",
+                hint="supported: default, linear, llama3; serve this model with another engine",
+            )
+        return RopeSpec(
+            base=RawConfig(new).number("rope_theta", self.number(base_key, base)),
+            kind=kind,
+            factor=RawConfig(scaling).number("factor", 1.0),
+            low_freq_factor=RawConfig(scaling).number("low_freq_factor", 1.0),
+            high_freq_factor=RawConfig(scaling).number("high_freq_factor", 4.0),
+            original_context_tokens=RawConfig(scaling).whole("original_max_position_embeddings", 8192),
+        )

@@ -1,0 +1,124 @@
+"""Runs the model over what the scheduler chose: lays tokens side by side, gives attention its tables, keeps the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+
+import torch
+from torch import Tensor
+
+from appliance.engine.block_pool import PoolGeometry, Region
+from appliance.engine.kv_cache import KvCache
+from appliance.engine.models.decoder import Decoder
+from appliance.engine.models.linear import padded_rows
+from appliance.engine.scheduler import BlockMoves, Chunk
+from appliance.engine.sequence import Sequence
+from appliance_kernels.kv_write.reference import kv_write, plan_write
+from appliance_kernels.paged_decode.reference import paged_decode, plan_decode
+from appliance_kernels.paged_prefill.reference import paged_prefill, plan_prefill
+from appliance_kernels.tiles import CacheShape
+
+
+class ModelRunner:
+    """Owns the decoder and the cache's memory."""
+
+    def __init__(self, decoder: Decoder, cache: KvCache, geometry: PoolGeometry) -> None:
+        config = decoder.config
+        self._decoder = decoder
+        self._cache = cache
+        self._geometry = geometry
+        self._shape = CacheShape(geometry.block_tokens, config.kv_heads, config.group, geometry.null_block)
+        self._window_of_layer = [layer.window_tokens for layer in config.layers]
+        self._windows = sorted(set(self._window_of_layer))
+
+    def apply(self, moves: BlockMoves) -> None:
+        """Before anything else of a step."""
+        if moves.scrub:
+            self._cache.scrub(moves.scrub)
+        if moves.copies:
+            self._cache.copy(moves.copies)
+
+    def prefill(self, chunks: Several[Chunk]) -> Tensor | None:
+        """Compute chunks of different sequences in one pass.
+
+        Returns:
+            [n, vocab_size]: the logits of the chunks that choose a token, in order; None when there are none.
+        """
+        token_ids: list[int] = []
+        positions: list[int] = []
+        begins = []
+        for chunk in chunks:
+            begins.append(len(token_ids))
+            token_ids += chunk.sequence.token_ids[chunk.start : chunk.start + chunk.count]
+            positions += range(chunk.start, chunk.start + chunk.count)
+        attends = [self._chunk_attention(chunk, begin) for chunk, begin in zip(chunks, begins, strict=True)]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = q.new_zeros(q.shape[0], q.shape[1] * q.shape[2])
+            for one in attends:
+                one(layer, q, k, v, out)
+            return out
+
+        hidden = self._decoder.forward(*self._padded(token_ids, positions), attend)
+        last = [begin + chunk.count - 1 for chunk, begin in zip(chunks, begins, strict=True) if chunk.chooses]
+        return self._logits(hidden, torch.tensor(last)) if last else None
+
+    def decode(self, sequences: Several[Sequence]) -> Tensor:
+        """One token of each: its newest, whose keys and values are written.
+
+        Returns:
+            [sequences, vocab_size].
+        """
+        # Ordered by length, so that attention groups neighbours; the result is put back in the caller's order.
+        order = sorted(range(len(sequences)), key=lambda index: len(sequences[index].token_ids))
+        chosen = [sequences[index] for index in order]
+        positions = [len(sequence.token_ids) - 1 for sequence in chosen]
+        tables = [sequence.table(self._geometry.block_tokens) for sequence in chosen]
+        slots = torch.tensor([self._slot(table, position) for table, position in zip(tables, positions, strict=True)])
+        write = plan_write(slots, self._geometry.block_tokens, *self._geometry.bounds(Region.DECODE))
+        plans = {window: plan_decode(self._shape, tables, positions, window) for window in self._windows}
+        count, scale = len(chosen), self._decoder.config.attention_scale
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self._cache.keys(layer), self._cache.values(layer)
+            kv_write(k[:count], v[:count], keys, values, write)
+            out = q.new_zeros(q.shape[0], q.shape[1] * q.shape[2])
+            paged_decode(q[:count], keys, values, plans[self._window_of_layer[layer]], scale, out[:count])
+            return out
+
+        hidden = self._decoder.forward(*self._padded([sequence.token_ids[-1] for sequence in chosen], positions), attend)
+        back = torch.tensor(order).argsort()
+        return self._logits(hidden, back)
+
+    def _chunk_attention(self, chunk: Chunk, begin: int) -> Callable[[int, Tensor, Tensor, Tensor, Tensor], None]:
+        """Write and attend for one chunk whose rows begin at `begin`. A prompt goes to the prefill region, an answer that is
+        computed again to the decode region."""
+        end = begin + chunk.count
+        table = chunk.sequence.table(self._geometry.block_tokens)
+        slots = torch.tensor([self._slot(table, position) for position in range(chunk.start, chunk.start + chunk.count)])
+        region = Region.DECODE if chunk.sequence.decode_blocks else Region.PREFILL
+        write = plan_write(slots, self._geometry.block_tokens, *self._geometry.bounds(region))
+        plans = {window: plan_prefill(self._shape, table, chunk.start, chunk.count, window) for window in self._windows}
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+            keys, values = self._cache.keys(layer), self._cache.values(layer)
+            kv_write(k[begin:end], v[begin:end], keys, values, write)
+            plan, scale = plans[self._window_of_layer[layer]], self._decoder.config.attention_scale
+            paged_prefill(q[begin:end], keys, values, plan, scale, out[begin:end])
+
+        return attend
+
+    def _slot(self, table: Several[int], position: int) -> int:
+        block, offset = divmod(position, self._geometry.block_tokens)
+        return table[block] * self._geometry.block_tokens + offset
+
+    def _padded(self, token_ids: list[int], positions: list[int]) -> tuple[Tensor, Tensor]:
+        """With rows of token 0 that nobody reads, up to what `linear` wants."""
+        extra = [0] * (padded_rows(len(token_ids)) - len(token_ids))
+        return torch.tensor(token_ids + extra), torch.tensor(positions + extra)
+
+    def _logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        extra = padded_rows(rows.shape[0]) - rows.shape[0]
+        chosen = hidden.index_select(0, torch.cat((rows, rows.new_zeros(extra))))
+        return self._decoder.logits(chosen)[: rows.shape[0]]

@@ -1,0 +1,217 @@
+"""Who is computed next: admission, chunks of prefill, decode batches, preemption. Host logic over block numbers; no torch.
+
+Prefill and decode are separate stages. The loop runs one chunk of prefill, then one decode step of everybody who decodes,
+and so on: a decode step is never delayed by more than one chunk.
+
+Under pressure: the prefill region full → prompts wait. The decode region full → the youngest gives its decode blocks back
+and later computes its answer so far again (same tokens, same positions, so the same numbers); its prompt stays where it is.
+The oldest always goes on, because a request that could not finish alone is refused at the door.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from appliance.engine.block_pool import BlockPool, BlockState, Region
+from appliance.engine.sequence import Sequence, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start` to `start + count` of one sequence, to be computed in one prefill step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def completes(self) -> bool:
+        """It is the last one before the sequence decodes."""
+        return self.start + self.count == self.sequence.prefill_target_tokens
+
+    @property
+    def chooses(self) -> bool:
+        """Its last token's logits choose the first token of the answer; not so when an answer is computed again."""
+        return self.completes and self.sequence.answer_tokens == 0
+
+
+@dataclass(slots=True)
+class BlockMoves:
+    """What must happen to blocks before the next step touches them, in this order.
+
+    Attributes:
+        scrub: newly held blocks: what the last holder left must not be there (0 · NaN is NaN, even under a mask).
+        copies: (from, to): the tail of a prompt into the first block of its answer.
+    """
+
+    scrub: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns the queues, and every sequence's stage and blocks.
+
+    Attributes:
+        preemptions: so far.
+    """
+
+    def __init__(self, pool: BlockPool, max_running: int, chunk_tokens: int) -> None:
+        self.pool = pool
+        self.preemptions = 0
+        self._max_running = max_running
+        self._chunk_tokens = chunk_tokens
+        self._block_tokens = pool.geometry.block_tokens
+        self._waiting: deque[Sequence] = deque()
+        self._preempted: list[Sequence] = []
+        self._prefilling: list[Sequence] = []
+        self._decoding: list[Sequence] = []  # oldest first
+        self._moves = BlockMoves()
+
+    @property
+    def running(self) -> int:
+        """Sequences being computed."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that are not: new ones and preempted ones."""
+        return len(self._waiting) + len(self._preempted)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Every living sequence."""
+        for queue in (self._preempted, self._prefilling, self._decoding, self._waiting):
+            yield from queue
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new one."""
+        self._waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It is finished, aborted or failed: its blocks are free."""
+        for queue in (self._waiting, self._preempted, self._prefilling, self._decoding):
+            if sequence in queue:
+                queue.remove(sequence)
+        self.pool.free(sequence.blocks)
+        sequence.prompt_blocks, sequence.decode_blocks = [], []
+        sequence.stage = Stage.FINISHED
+
+    def plan_prefill(self) -> list[Chunk]:
+        """Admit who can be, and share one step's tokens among those who prefill, first come first served. May be empty."""
+        while self._admit_next():
+            pass
+        chunks, budget = [], self._chunk_tokens
+        for sequence in self._prefilling:
+            if not budget:
+                break
+            count = min(sequence.prefill_target_tokens - sequence.computed_tokens, budget)
+            chunks.append(Chunk(sequence, sequence.computed_tokens, count))
+            budget -= count
+        return chunks
+
+    def prefilled(self, chunk: Chunk) -> None:
+        """The chunk's keys and values are in the cache. A completed prompt is sealed."""
+        sequence = chunk.sequence
+        sequence.computed_tokens += chunk.count
+        if chunk.completes:
+            self._prefilling.remove(sequence)
+            self.pool.seal(block for block in sequence.prompt_blocks if self.pool.state(block) is BlockState.OPEN)
+            self._start_decoding(sequence)
+
+    def plan_decode(self) -> list[Sequence]:
+        """Who decodes one token now: each has room for its newest token. May preempt; may be empty."""
+        for sequence in list(self._decoding):
+            if sequence.stage is Stage.DECODING:
+                self._make_room(sequence)
+        return list(self._decoding)
+
+    def decoded(self, sequence: Sequence) -> None:
+        """Its newest token's keys and values are in the cache."""
+        sequence.computed_tokens += 1
+
+    def take_moves(self) -> BlockMoves:
+        """What was put off since the last call."""
+        moves, self._moves = self._moves, BlockMoves()
+        return moves
+
+    def check_integrity(self) -> None:
+        """Raises PoolCorrupt when the blocks do not add up."""
+        self.pool.check_integrity(sequence.blocks for sequence in self)
+
+    def _admit_next(self) -> bool:
+        if self.running >= self._max_running:
+            return False
+        if self._preempted:
+            return self._resume(self._preempted[0])
+        return bool(self._waiting) and self._admit(self._waiting[0])
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """The whole prompt or nothing; and not where those who run need the last blocks for their next tokens."""
+        if self.pool.free_blocks(Region.DECODE) <= self.running:
+            return False
+        blocks = self._allocate(Region.PREFILL, self.pool.geometry.blocks_for(sequence.prompt_tokens))
+        if blocks is None:
+            return False
+        self._waiting.popleft()
+        sequence.prompt_blocks = blocks
+        sequence.stage = Stage.PREFILLING
+        self._prefilling.append(sequence)
+        return True
+
+    def _resume(self, sequence: Sequence) -> bool:
+        """A preempted one comes back with room for all of its answer so far, and some to spare for the others."""
+        if self.pool.free_blocks(Region.DECODE) < self._missing_blocks(sequence) + self.running:
+            return False
+        self._preempted.remove(sequence)
+        room = self._take_decode_blocks(sequence)
+        assert room, "checked above"
+        if sequence.computed_tokens == sequence.prefill_target_tokens:
+            self._start_decoding(sequence)
+        else:
+            sequence.stage = Stage.PREFILLING
+            self._prefilling.append(sequence)
+        return True
+
+    def _start_decoding(self, sequence: Sequence) -> None:
+        sequence.stage = Stage.DECODING
+        bisect.insort(self._decoding, sequence, key=lambda other: other.arrival)
+
+    def _make_room(self, sequence: Sequence) -> None:
+        """Blocks for the newest token, at the cost of the youngest if need be; that may be this one."""
+        while not self._take_decode_blocks(sequence):
+            holders = [other for other in (*self._prefilling, *self._decoding) if other.decode_blocks or other is sequence]
+            youngest = max(holders, key=lambda other: other.arrival)
+            self._preempt(youngest)
+            if youngest is sequence:
+                return
+
+    def _preempt(self, sequence: Sequence) -> None:
+        (self._prefilling if sequence.stage is Stage.PREFILLING else self._decoding).remove(sequence)
+        self.pool.free(sequence.decode_blocks)
+        sequence.decode_blocks = []
+        sequence.computed_tokens = sequence.prompt_tokens
+        sequence.stage = Stage.WAITING
+        bisect.insort(self._preempted, sequence, key=lambda other: other.arrival)
+        self.preemptions += 1
+
+    def _missing_blocks(self, sequence: Sequence) -> int:
+        """Of the decode region, to hold everything from the prompt's last full block to the newest token."""
+        full_tokens = sequence.prompt_tokens // self._block_tokens * self._block_tokens
+        return self.pool.geometry.blocks_for(len(sequence.token_ids) - full_tokens) - len(sequence.decode_blocks)
+
+    def _take_decode_blocks(self, sequence: Sequence) -> bool:
+        blocks = self._allocate(Region.DECODE, self._missing_blocks(sequence))
+        if blocks is None:
+            return False
+        if blocks and not sequence.decode_blocks and sequence.prompt_tokens % self._block_tokens:
+            self._moves.copies.append((sequence.prompt_blocks[-1], blocks[0]))
+        sequence.decode_blocks += blocks
+        return True
+
+    def _allocate(self, region: Region, count: int) -> list[int] | None:
+        blocks = self.pool.allocate(region, count)
+        if blocks:
+            self._moves.scrub += blocks
+        return blocks

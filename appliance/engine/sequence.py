@@ -1,0 +1,71 @@
+"""One request inside the engine: its tokens, its blocks, where it stands."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from appliance.engine.messages import GenerateRequest, TokenOutput
+
+
+class Stage(enum.Enum):
+    """Where a sequence stands. One writer: scheduler.py."""
+
+    WAITING = "waiting"
+    """No blocks yet, or (preempted) those of its prompt only."""
+    PREFILLING = "prefilling"
+    """Its blocks are there; its prompt, or after a preemption its own answer so far, is being computed in chunks."""
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt and the answer so far.
+
+    Attributes:
+        arrival: counts submissions; the highest is the youngest.
+        seed: the request's, or the one drawn for it.
+        token_ids: prompt and answer.
+        computed_tokens: how many of them have their keys and values in the cache.
+        prompt_blocks: of the prefill region; the last may be partly filled.
+        decode_blocks: of the decode region. The first begins where the prompt's last full block ends: with a copy of the
+            prompt's tail, if it has one, so that a token's place follows from its position alone.
+    """
+
+    request: GenerateRequest
+    on_output: Callable[[TokenOutput], None]
+    arrival: int
+    seed: int
+    token_ids: list[int]
+    stage: Stage = Stage.WAITING
+    computed_tokens: int = 0
+    prompt_blocks: list[int] = field(default_factory=list)
+    decode_blocks: list[int] = field(default_factory=list)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def prefill_target_tokens(self) -> int:
+        """What prefill computes: the prompt; after a preemption all but the newest token, which decode takes as its input."""
+        return max(self.prompt_tokens, len(self.token_ids) - 1)
+
+    @property
+    def blocks(self) -> list[int]:
+        """All that it holds."""
+        return self.prompt_blocks + self.decode_blocks
+
+    def table(self, block_tokens: int) -> list[int]:
+        """Its blocks in order of position."""
+        if not self.decode_blocks:
+            return self.prompt_blocks
+        return self.prompt_blocks[: self.prompt_tokens // block_tokens] + self.decode_blocks

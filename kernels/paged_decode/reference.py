@@ -1,0 +1,89 @@
+"""o_b = softmax(scale · q_b·K_bᵀ)·V_b for one new token of each sequence b, K and V by block table.
+
+What depends on the step but not on the layer is planned once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from appliance_kernels.tiles import CacheShape, attend_tiles, gather, padded_queries, window_mask
+
+_RAGGED = 2
+"""Sequences whose lengths differ by more than this factor are computed apart, so that a short one does not pay for a long one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Sequences `begin` to `end` of the batch: about equally long."""
+
+    begin: int
+    end: int
+    rows: Tensor
+    """From CacheShape.rows."""
+    mask: Tensor
+    """[n · H, M, L]."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """One step's attention for layers of one window."""
+
+    groups: tuple[_Group, ...]
+    tile: int
+
+
+def plan_decode(shape: CacheShape, tables: Sequence[Sequence[int]], positions: Sequence[int], window_tokens: int) -> DecodePlan:
+    """Plan the attention of one new token a sequence.
+
+    Args:
+        tables: a sequence's blocks in order of position; at least up to its new token.
+        positions: of the new tokens. Ordered batches make few groups.
+        window_tokens: 0: everything before.
+    """
+    firsts = [shape.first_key(position, window_tokens) for position in positions]
+    lengths = [shape.end_key(position) - first for position, first in zip(positions, firsts, strict=True)]
+    groups = []
+    for begin, end in _ragged_groups(lengths):
+        members = range(begin, end)
+        length = max(lengths[begin:end])
+        blocks = torch.tensor([shape.padded(tables[i], firsts[i], firsts[i] + length) for i in members])
+        keys = torch.tensor(firsts[begin:end]).view(-1, 1, 1) + torch.arange(length)
+        mask = window_mask(torch.tensor(positions[begin:end]).view(-1, 1, 1), keys, window_tokens)
+        rows = padded_queries(shape.group)
+        by_head = mask.unsqueeze(1).expand(-1, shape.kv_heads, rows, -1).reshape(-1, rows, length)
+        groups.append(_Group(begin, end, shape.rows(blocks), by_head))
+    return DecodePlan(tuple(groups), shape.tile)
+
+
+def _ragged_groups(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbours whose lengths are within a factor of each other."""
+    bounds = [0]
+    for index in range(1, len(lengths)):
+        members = lengths[bounds[-1] : index + 1]
+        if max(members) > _RAGGED * min(members):
+            bounds.append(index)
+    return list(zip(bounds, [*bounds[1:], len(lengths)], strict=True))
+
+
+def paged_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: DecodePlan, scale: float, out: Tensor) -> None:
+    """One layer.
+
+    Args:
+        q: [B, H · group, D].
+        k_cache, v_cache: [blocks, H, block_tokens, D], contiguous, of this layer; the new tokens already written.
+        out: [B, H · group · D], contiguous; written.
+    """
+    dim = q.shape[-1]
+    group = q.shape[1] // k_cache.shape[1]
+    for part in plan.groups:
+        matrices, rows = part.mask.shape[:2]
+        queries = q.new_zeros(matrices, rows, dim)
+        queries[:, :group] = q[part.begin : part.end].reshape(matrices, group, dim)
+        k, v = gather(k_cache, part.rows, matrices), gather(v_cache, part.rows, matrices)
+        mixed = attend_tiles(queries, k, v, part.mask, scale, plan.tile)
+        out[part.begin : part.end].view(matrices, group, dim).copy_(mixed[:, :group])
