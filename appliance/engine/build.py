@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from appliance.engine.models.config import DecoderConfig
     from appliance.engine.runner import ModelRunner
     from appliance.engine.scheduler import Scheduler
+
+log = logging.getLogger("appliance.engine.build")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,18 @@ def load_parts(settings: EngineSettings) -> EngineParts:
         max_prompt_tokens=geometry.prefill_tokens,
         max_new_tokens=geometry.decode_tokens - geometry.block_tokens + 2,
     )
+    log.info("Load weight begin. model=%s", settings.model_path)
+    started_s = time.monotonic()
     decoder = Decoder(config, ModelWeights(settings.model_path))
+    log.info("Load weight end. elapsed=%.2f s", time.monotonic() - started_s)
     runner = ModelRunner(decoder, KvCache(config, geometry), geometry)
+    log.info(
+        "KV cache is allocated. bytes=%d prompt_tokens=%d answer_tokens=%d block_tokens=%d",
+        settings.kv_pool_bytes,
+        geometry.prefill_tokens,
+        geometry.decode_tokens,
+        geometry.block_tokens,
+    )
     scheduler = Scheduler(BlockPool(geometry), settings.max_running, settings.prefill_chunk_tokens)
     return EngineParts(runner, scheduler, limits, threads)
 

@@ -1,8 +1,8 @@
 """One engine life: listen, load, serve, drain.
 
 HTTP answers from the first moment (`/health` says 503 loading), the model loads in a thread, and SIGTERM lets what runs
-finish. The exit codes are those that the supervisor's backend knows: 0 asked to stop, 1 address in use, 66 the model
-folder is bad, 70 a defect.
+finish. Exit codes: 0 asked to stop, 1 the address is in use, 66 the model folder is bad, 70 a defect, 78 the settings
+cannot be.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from appliance.core.errors import ModelError
+from appliance.core.errors import ApplianceError, ModelError
 from appliance.engine.api.app import make_app
 from appliance.engine.api.service import LoadedModel, Service
 from appliance.engine.listen import endpoint_of
@@ -30,6 +30,8 @@ log = logging.getLogger("appliance.engine.server")
 EXIT_STOPPED = 0
 EXIT_BAD_MODEL = 66
 """EX_NOINPUT of sysexits.h."""
+EXIT_BAD_SETTINGS = 78
+"""EX_CONFIG."""
 
 _DRAIN_REPORT_S = 5.0
 _KEEP_ALIVE_S = 75
@@ -63,7 +65,7 @@ class EngineServer:
         """Serve until asked to stop; returns the exit code.
 
         Raises:
-            Exception: whatever `load` raised, except a ModelError.
+            Exception: whatever `load` raised, except an ApplianceError.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -76,9 +78,9 @@ class EngineServer:
         if loading.done():
             try:
                 loading.result()
-            except ModelError as error:
+            except ApplianceError as error:
                 log.error("%s", error)
-                return EXIT_BAD_MODEL
+                return EXIT_BAD_MODEL if isinstance(error, ModelError) else EXIT_BAD_SETTINGS
             reporting = asyncio.create_task(report_batches(self.service))
             await stopping
             await self._drain()

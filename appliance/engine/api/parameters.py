@@ -167,7 +167,7 @@ def _too_long(counted: str, limits: EngineLimits, param: str) -> ApiError:
 
 
 def _context(limits: EngineLimits, part: str) -> str:
-    """The limit in words: the context, and where the KV cache keeps prompts and answers apart, that part of it."""
+    """The limit in words: the context, and the KV cache's part for prompts or for answers where that is less."""
     most = limits.max_prompt_tokens if part == "prompt" else limits.max_new_tokens
     context = f"context of {limits.context_length_tokens} tokens"
-    return f"{context} or the KV cache's {most} for {part} tokens" if most else context
+    return f"{context} or the KV cache's {most} for {part} tokens" if 0 < most < limits.context_length_tokens else context
