@@ -15,6 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -74,7 +75,7 @@ class EngineServer:
         log.info("Listening on %s.", endpoint_of(listener))
         stopping = asyncio.create_task(self._stop.wait())
         loading = asyncio.create_task(self._become_ready())
-        await asyncio.wait({serving, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(serving, stopping, loading)
         if loading.done():
             try:
                 loading.result()
@@ -82,7 +83,7 @@ class EngineServer:
                 log.error("%s", error)
                 return EXIT_BAD_MODEL if isinstance(error, ModelError) else EXIT_BAD_SETTINGS
             reporting = asyncio.create_task(report_batches(self.service))
-            await stopping
+            await _first_of(serving, stopping)
             await self._drain()
             reporting.cancel()
             self._http.should_exit = True
@@ -123,6 +124,13 @@ class EngineServer:
             log.info("Gracefully exiting… Remaining number of requests: %d.", self.service.active)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.service.until_idle(), _DRAIN_REPORT_S)
+
+
+async def _first_of(serving: asyncio.Task[None], *others: asyncio.Task[Any]) -> None:
+    """Until one of the others is done. HTTP that ended by itself is a defect, whatever else goes on."""
+    await asyncio.wait({serving, *others}, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        raise serving.exception() or RuntimeError("the HTTP server ended by itself")
 
 
 class _Http(uvicorn.Server):

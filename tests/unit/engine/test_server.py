@@ -18,10 +18,14 @@ from typing import Any
 import pytest
 
 from appliance.core.launch import Endpoint
+from appliance.engine.api.service import LoadedModel, Service
 from appliance.engine.listen import ListenError, endpoint_of, listen
 from appliance.engine.messages import EngineStats
 from appliance.engine.report import batch_lines
+from appliance.engine.server import EngineServer
+from appliance.engine.text import ModelText
 from tests.fakes.model_folder import byte_level_folder
+from tests.fakes.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).parents[3]
 LINE = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] (INFO|WARNING|ERROR) \S.*")
@@ -176,6 +180,15 @@ def test_address_in_use_is_1(start: Callable[..., Life]) -> None:
     assert first.socket.exists()
     again = start()
     again.until(lambda: again.health()[0] == 200)
+
+
+async def test_http_that_dies_is_a_defect(tmp_path: Path) -> None:
+    """Should uvicorn end by itself, the life ends with an error instead of serving nobody for ever."""
+    engine, text = ScriptedEngine(), ModelText(byte_level_folder(tmp_path))
+    server = EngineServer(Service(), lambda: LoadedModel(engine, text), write_timeout_s=60)
+    server._http.should_exit = True
+    with pytest.raises(RuntimeError, match="ended by itself"):
+        await server.run(listen(Endpoint(port=0)))
 
 
 def test_files_that_are_no_sockets_are_kept(tmp_path: Path) -> None:
