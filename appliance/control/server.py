@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -17,6 +18,8 @@ from appliance.core.publication import Publication
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Takes the verb's arguments, gives the answer without `ok`. An ApplianceError becomes `{"ok": false, ...}`."""
+
+log = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o660
 MAX_CONNECTIONS = 64
@@ -128,6 +131,11 @@ class ControlServer:
             return {"ok": True, **await handler(arguments)}
         except ApplianceError as error:
             return _refusal(error)
+        except Exception:
+            log.exception("the verb %r failed; please report this", verb)
+            return _refusal(
+                ControlError(f"the verb {verb!r} failed by a defect of ours", hint="see the log of applianced, and please report this")
+            )
 
     async def _publish_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         gone = asyncio.ensure_future(reader.read(1))  # subscribers say nothing more: any byte or the end means done

@@ -28,7 +28,7 @@ from appliance.core.states import EngineState
 from appliance.gpu import readiness
 from appliance.gpu.kernel_log import KernelLine, KernelLog, says_gpu_lost
 from appliance.supervisor import events as ev
-from appliance.supervisor.evidence_desk import EvidenceDesk, window
+from appliance.supervisor.evidence_desk import EvidenceDesk, unasked, window
 from appliance.supervisor.gpu_watch import GpuWatch
 from appliance.supervisor.groups import Delegation, Group, SessionGroup
 from appliance.supervisor.hang import HangLimits
@@ -278,7 +278,7 @@ class Supervisor:
         self.kernel_log.drain()
         evidence = self.desk.collect(self.life.lines if self.life is not None else ())
         began_s = time.monotonic()
-        diagnosis = self._diagnose(evidence, stopped_by_us=False, engine=self.backend.name)
+        diagnosis = unasked(self._diagnose(evidence, stopped_by_us=False, engine=self.backend.name))
         took_s = time.monotonic() - began_s
         log.info(diagnosis.sentence, cause=diagnosis.cause.label, confidence=diagnosis.confidence.value, took_s=round(took_s, 3))
         self.post(ev.Diagnosed(generation, diagnosis, _incident_id(), random.random()))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
-from appliance.core.diagnosis import Diagnosis
+from appliance.core.causes import Cause
+from appliance.core.diagnosis import Confidence, Diagnosis
 from appliance.core.evidence import Evidence, Source
 from appliance.core.requests import InflightRequest
 from appliance.gpu.kernel_log import KernelLine
@@ -109,4 +111,20 @@ def window(evidence: Sequence[Evidence], diagnosis: Diagnosis) -> tuple[Evidence
         item
         for item in evidence
         if item.source is not Source.ENGINE_LOG or item.line > last - WINDOW_LINES or (item.source, item.line) in cited
+    )
+
+
+def unasked(diagnosis: Diagnosis) -> Diagnosis:
+    """The verdict on a death that our stop ledger knows nothing of: an orderly end was then somebody else's signal.
+
+    A log alone cannot tell the two apart; the ledger can.
+    """
+    if diagnosis.cause is not Cause.OK_SHUTDOWN:
+        return diagnosis
+    return replace(
+        diagnosis,
+        cause=Cause.EXTERNAL_SIGTERM,
+        confidence=Confidence.MEDIUM,
+        sentence="The engine was told to stop and left in order, and neither we nor a person on our control socket had asked for it.",
+        remedies=("Find out who sends signals to the engine (an operator, an orchestrator, another service manager).",),
     )

@@ -110,7 +110,7 @@ class Verbs:
 
     async def _ask(self, event: ev.Event, done: str) -> Arguments:
         before, after = await self._supervisor.obey(event)
-        log.info("asked on the control socket", event=type(event).__name__, state=before.state.value, after=after.state.value)
+        log.info("asked on the control socket", request=type(event).__name__, state=before.state.value, after=after.state.value)
         if after is before:
             raise ControlError(f"the engine cannot be {done} now: {before.sentence}", hint="appliancectl status tells what is going on")
         return {"state": after.state.value, "sentence": after.sentence}

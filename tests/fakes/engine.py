@@ -19,6 +19,7 @@ import faulthandler
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,10 @@ class FakeEngine:
         self.flowing.set()
         self.slots = asyncio.Semaphore(options.max_running)
         self.server: asyncio.Server | None = None
+        self.stray_pid = 0
+        if options.spawn_stray:
+            stray = [sys.executable, "-c", "import time; time.sleep(600)"]
+            self.stray_pid = subprocess.Popen(stray, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one keep-alive connection."""
@@ -56,7 +61,8 @@ class FakeEngine:
             counters = {"progress": self.progress, "running": self.running, "waiting": self.waiting, "limits": self.limits()}
             answer(writer, 200 if self.ready else 503, {"status": "ok", **counters} if self.ready else {"status": "loading"})
         elif path == "/stats":
-            answer(writer, 200, {"served": self.served, "aborted": self.aborted, "running": self.running, "pid": os.getpid()})
+            counts = {"served": self.served, "aborted": self.aborted, "running": self.running}
+            answer(writer, 200, {**counts, "pid": os.getpid(), "stray_pid": self.stray_pid})
         elif path == "/v1/models":
             answer(writer, 200, {"object": "list", "data": [{"id": self.options.name, "object": "model"}]})
         elif path == "/fault":
@@ -201,6 +207,7 @@ async def serve(options: argparse.Namespace) -> None:
     engine.ready = True
     print("fake engine: ready", file=sys.stderr, flush=True)
     await stopping.wait()
+    print("fake engine: Received SIGTERM, shutting down", file=sys.stderr, flush=True)
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
@@ -214,6 +221,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--ready-after-s", type=float, default=0.0)
     parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--spawn-stray", action="store_true", help="start a child in a session of its own, as launchers do")
     parser.add_argument("--fail-start", default="", help="print this and leave with --exit-code instead of starting")
     parser.add_argument("--exit-code", type=int, default=1)
     parser.add_argument("--fail-starts", type=int, default=10**6, help="only so many starts fail, counted in --count-in")

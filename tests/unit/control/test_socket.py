@@ -37,12 +37,17 @@ async def refuse(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     raise ControlError("the engine is parked", hint="appliancectl resume")
 
 
+async def fail(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Has a defect."""
+    raise ZeroDivisionError
+
+
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[Path, PublicationBoard]]:
     """A server with the verbs echo, refuse and report."""
     board = PublicationBoard(publication(1))
     path = folder / "control.sock"
-    server = ControlServer(path, {"echo": echo, "refuse": refuse, "report": echo}, board)
+    server = ControlServer(path, {"echo": echo, "refuse": refuse, "report": echo, "fail": fail}, board)
     await server.start()
     try:
         yield path, board
@@ -72,10 +77,21 @@ async def test_refusal_carries_error_and_hint(tmp_path: Path) -> None:
         control.close()
 
 
+async def test_a_defect_in_a_verb_is_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The asker is told, the traceback is logged, and the server goes on."""
+    async with serving(tmp_path) as (path, _):
+        control = AsyncControl(path)
+        with pytest.raises(ControlError, match="defect"):
+            await control.ask("fail")
+        assert await control.ask("echo") == {"echo": {}}
+        control.close()
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_unknown_verb_names_the_known_ones(tmp_path: Path) -> None:
     """A mistyped verb is refused with the list of verbs."""
     async with serving(tmp_path) as (path, _):
-        with pytest.raises(ControlError, match=r"unknown verb 'brew'.*echo, refuse, report, subscribe"):
+        with pytest.raises(ControlError, match=r"unknown verb 'brew'.*echo, fail, refuse, report, subscribe"):
             await AsyncControl(path).ask("brew")
 
 
