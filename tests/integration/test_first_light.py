@@ -21,7 +21,7 @@ KILLS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGQUIT, signal.SIGABRT, signal.
 CAUSE_OF = {
     signal.SIGKILL: "killed_unknown",
     signal.SIGSEGV: "segfault_native",
-    signal.SIGQUIT: "unknown",
+    signal.SIGQUIT: "external_sigterm",  # a stop signal that nobody of ours sent
     signal.SIGABRT: "unknown",
     signal.SIGSTOP: "engine_watchdog",
 }
