@@ -1,0 +1,90 @@
+"""What may be asked for. Each refusal names the value, the limit and what to change."""
+
+from __future__ import annotations
+
+from appliance.planner.chain import gib
+from appliance.planner.elements import bits_of
+from appliance.planner.inputs import PlanInputError, PlanInputs
+
+CHUNK_MIN_TOKENS = 16
+_GGML_WORDS = frozenset({"q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "f32", "f16", "bf16"})
+_VLLM_ONLY = frozenset({"int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "fp8_inc"})
+
+
+def checked(inputs: PlanInputs) -> PlanInputs:
+    """The inputs, when they can be.
+
+    Raises:
+        PlanInputError: a number is out of its range, or does not suit the model or the engine.
+    """
+    _numbers(inputs)
+    _context(inputs)
+    _kv_dtype(inputs)
+    _tensor_parallel(inputs)
+    return inputs
+
+
+def _numbers(inputs: PlanInputs) -> None:
+    fraction = inputs.mem_fraction
+    if fraction is not None and not 0 < fraction <= 1:
+        raise PlanInputError(f"a memory fraction of {fraction:g} is not between 0 and 1", hint="0.90 is a good start")
+    limits = (
+        ("prefill chunk", inputs.prefill_chunk_tokens, CHUNK_MIN_TOKENS),
+        ("number of sequences", inputs.max_running, 1),
+        ("number of state slots", inputs.state_slots, 1),
+        ("number of drafted tokens", inputs.draft_tokens, 0),
+        ("context", inputs.context_length_tokens, 1),
+        ("smallest context", inputs.min_context_tokens, 0),
+        ("tensor parallel size", inputs.tensor_parallel, 1),
+        ("block", inputs.block_tokens, 1),
+    )
+    for what, value, least in limits:
+        if value is not None and value < least:
+            raise PlanInputError(f"a {what} of {value} is less than {least}", hint=f"{least} is the smallest")
+    if inputs.state_slots is not None and inputs.max_running and inputs.state_slots < inputs.max_running:
+        found = f"{inputs.state_slots} state slots hold less than the {inputs.max_running} sequences"
+        raise PlanInputError(found, hint="each sequence needs a slot of its own, three with the prefix cache")
+    for what, size in (("weights", inputs.measured.weight_bytes), ("free memory", inputs.measured.free_at_start_bytes)):
+        if size is not None and size > 2 * inputs.gpu.total_bytes and what == "free memory":
+            raise PlanInputError(f"{gib(size)} of {what} are more than the card has", hint=f"it shows {gib(inputs.gpu.total_bytes)}")
+
+
+def _context(inputs: PlanInputs) -> None:
+    limit = inputs.model.max_context_tokens
+    for what, value in (("context", inputs.context_length_tokens), ("smallest context", inputs.min_context_tokens)):
+        if value is not None and value > limit:
+            raise PlanInputError(
+                f"a {what} of {value:,} tokens exceeds the model's own limit of {limit:,}", hint=f"ask for {limit} or less"
+            )
+
+
+def _kv_dtype(inputs: PlanInputs) -> None:
+    if inputs.kv_dtype in ("auto", ""):
+        return
+    bits_of(inputs.kv_dtype)
+    word, engine = inputs.kv_dtype.lower(), inputs.engine
+    if word in _GGML_WORDS - {"f32", "f16", "bf16"} and engine != "llamacpp":
+        raise PlanInputError(f"{engine} has no KV cache in {word}", hint="that is llama.cpp's word; fp8_e4m3 is the nearest")
+    if word in _VLLM_ONLY and engine != "vllm":
+        raise PlanInputError(f"{engine} has no KV cache in {word}", hint="that is vLLM's word; fp8_e4m3 is the nearest")
+    if engine == "native" and word not in ("float32", "fp32", "f32"):
+        raise PlanInputError(f"the built-in engine has no KV cache in {word}", hint="leave --kv-dtype out: it is float32")
+
+
+def _tensor_parallel(inputs: PlanInputs) -> None:
+    tp, model = inputs.tensor_parallel, inputs.model
+    if tp == 1 or inputs.engine == "llamacpp":  # llama.cpp shares out layers, not heads
+        return
+    if inputs.engine == "native":
+        raise PlanInputError(f"the built-in engine does not run on {tp} cards", hint="leave --tp out")
+    heads = model.attention_heads
+    if heads and heads % tp:
+        raise PlanInputError(f"{heads} attention heads cannot be shared by {tp} cards", hint=f"take one of {divisors(heads)}")
+    if model.linear and model.linear.value_heads % tp:
+        found = f"{model.linear.value_heads} linear-attention heads cannot be shared by {tp} cards"
+        raise PlanInputError(found, hint=f"take one of {divisors(model.linear.value_heads)}")
+
+
+def divisors(heads: int) -> str:
+    """Card counts that share so many heads evenly."""
+    return ", ".join(str(count) for count in range(1, 17) if heads % count == 0)

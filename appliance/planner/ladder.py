@@ -1,0 +1,232 @@
+"""Safer rungs after a failure: for each cause the moves that help, each computed, each asking for strictly less than the one before.
+
+What "less" is depends on the cause (`demand`): bytes at the peak for an engine out of memory, missing bytes for one that refused to
+start, sequences for a pool that ran out, and what is switched on for a fault in software.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from appliance.core.causes import Cause
+from appliance.core.plan import MemoryPlan, Rung
+from appliance.planner import moves
+from appliance.planner.choose import attempt, rung_of
+from appliance.planner.engines import rules_of
+from appliance.planner.inputs import Choice, PlanInputs, Shortfall, counted
+from appliance.planner.moves import Move, Step
+
+MOST_RUNGS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A rung that the engine was lost on, and why."""
+
+    rung: Rung
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How one kind of trouble is met.
+
+    Attributes:
+        demand: what must fall with each rung.
+        moves: in the order in which they are tried; a repeated move goes further.
+    """
+
+    demand: Callable[[Step], float]
+    moves: tuple[Move, ...]
+
+
+def demand_bytes(step: Step) -> float:
+    """Bytes that are spoken for at the peak, free − headroom + peak, and once more those of a prefill step.
+
+    Engines that profile their peak (vLLM) run out of memory on what the profile did not see, and that grows with the step.
+    """
+    plan = step.plan
+    return plan.free_at_start_bytes - plan.headroom_bytes + plan.activation_peak_bytes + moves.step_bytes(step.inputs)
+
+
+def missing_bytes(step: Step) -> float:
+    """Bytes that one sequence of the planned context needs beyond what the pool offers; falls below nothing when there is room."""
+    plan = step.plan
+    return plan.context_length_tokens * plan.kv_bytes_per_token - plan.kv_pool_bytes
+
+
+def sequences_and_chunk(step: Step) -> float:
+    """Tokens that may be asked for at once: sequences × context + chunk."""
+    return step.inputs.running * step.plan.context_length_tokens + step.inputs.chunk
+
+
+def switched_on(step: Step) -> float:
+    """Features in use, cards and sequences: what may be at fault in software."""
+    return len(moves.FEATURES) - len(step.inputs.features_off) + step.inputs.tensor_parallel + step.inputs.running
+
+
+_MEMORY = (
+    moves.half_chunk, moves.lower_fraction, moves.half_running, moves.graphs_off,
+    moves.half_chunk, moves.lower_fraction, moves.lower_fraction, moves.half_running, moves.lower_fraction, moves.lower_fraction,
+)  # fmt: skip
+_OUT_OF_MEMORY = _Family(demand_bytes, _MEMORY)
+_AT_RUN_TIME = _Family(demand_bytes, (moves.lower_fraction, moves.half_chunk, *_MEMORY[2:]))
+_AT_START = _Family(demand_bytes, (moves.half_running, moves.graphs_off, moves.drafter_off, moves.lower_fraction, *_MEMORY))
+_REFUSED = _Family(
+    missing_bytes,
+    (
+        moves.raise_fraction, moves.raise_fraction, moves.half_running, moves.half_state, moves.eight_bit_kv, moves.drafter_off,
+        moves.shorter_context, moves.shorter_context, moves.shorter_context,
+    ),
+)  # fmt: skip
+_ANOTHER_DIMENSION = _Family(
+    missing_bytes,
+    (moves.drafter_off, moves.half_state, moves.eight_bit_kv, moves.half_running, moves.shorter_context, moves.shorter_context),
+)
+_POOL_RAN_OUT = _Family(sequences_and_chunk, (moves.half_running, moves.half_chunk, moves.half_running, moves.half_running))
+_SOFTWARE = _Family(
+    switched_on,
+    (
+        moves.overlap_off, moves.drafter_off, moves.other_attention, moves.one_card, moves.half_running_only, moves.half_running_only,
+        moves.runtime_back,
+    ),
+)  # fmt: skip
+_HUNG = _Family(switched_on, (moves.graphs_off, *_SOFTWARE.moves))
+_COLLECTIVES = _Family(switched_on, (moves.p2p_off, moves.custom_all_reduce_off, moves.one_card))
+_SLOW = _Family(sequences_and_chunk, (moves.half_chunk, moves.half_running, moves.half_chunk))
+_LOST_CARD = _Family(switched_on, (moves.one_card,))
+
+FAMILIES: dict[Cause, _Family] = {
+    Cause.CUDA_OOM_PREFILL: _OUT_OF_MEMORY,
+    Cause.CUDA_OOM_RUNTIME: _AT_RUN_TIME,
+    Cause.CUDA_OOM_STARTUP: _AT_START,
+    Cause.HOST_OOM: _OUT_OF_MEMORY,
+    Cause.KV_POOL_TOO_SMALL: _REFUSED,
+    Cause.KV_POOL_EXHAUSTED: _POOL_RAN_OUT,
+    Cause.CUDA_ILLEGAL_ACCESS: _SOFTWARE,
+    Cause.CUDA_DEVICE_ASSERT: _SOFTWARE,
+    Cause.CUDA_LAUNCH_FAILURE: _SOFTWARE,
+    Cause.SEGFAULT_NATIVE: _SOFTWARE,
+    Cause.GPU_HANG_RC: _HUNG,
+    Cause.NCCL_P2P_HANG: _COLLECTIVES,
+    Cause.NCCL_TIMEOUT: _COLLECTIVES,
+    Cause.NCCL_INIT_FAILURE: _COLLECTIVES,
+    Cause.P2P_UNSAFE: _COLLECTIVES,
+    Cause.ENGINE_WATCHDOG: _SLOW,
+    Cause.ENGINE_RPC_TIMEOUT: _SLOW,
+    Cause.GPU_OFF_BUS: _LOST_CARD,
+    Cause.GPU_MCU_HALT: _LOST_CARD,
+    Cause.GSP_TIMEOUT: _LOST_CARD,
+    Cause.ECC_UNCORRECTABLE: _LOST_CARD,
+    Cause.NVLINK_ERROR: _LOST_CARD,
+    Cause.PCIE_ERROR: _LOST_CARD,
+    Cause.GPU_NEEDS_RESET: _LOST_CARD,
+    Cause.GPU_UNKILLABLE_PROCESS: _LOST_CARD,
+}
+"""Cause → moves. A cause that is not here is met without another setting."""
+
+_NOT_ENOUGH = (Cause.KV_POOL_TOO_SMALL,)
+_TOO_MUCH = (Cause.CUDA_OOM_PREFILL, Cause.CUDA_OOM_RUNTIME, Cause.CUDA_OOM_STARTUP)
+
+
+def ladder(
+    inputs: PlanInputs,
+    cause: Cause,
+    history: tuple[Tried, ...] = (),
+    *,
+    first_index: int = 1,
+    estimated_context_tokens: int | None = None,
+) -> tuple[Rung, ...]:
+    """Rungs below the setting that `inputs` describe, strictly falling in the demand that the cause is about.
+
+    Args:
+        inputs: of the setting that failed; its fraction and context are chosen where they are not given.
+        cause: of the failure.
+        history: earlier failures; rungs that are in it are left out, and refusals in both directions move to another dimension.
+        first_index: of the first rung.
+        estimated_context_tokens: what the engine itself said would fit (vLLM's "estimated maximum model length").
+
+    Returns:
+        Empty for a cause that no setting helps against.
+    """
+    family = _family(cause, history)
+    if family is None:
+        return ()
+    step = _first(inputs)
+    if estimated_context_tokens is not None and cause in _NOT_ENOUGH:
+        rungs = list(_from(moves.context_of(step, estimated_context_tokens), step, family))
+    else:
+        rungs = list(_from(step, step, family))
+    fresh = [rung for rung in rungs if not any(_same(rung, tried.rung) for tried in history)]
+    return tuple(replace(rung, index=first_index + number) for number, rung in enumerate(fresh[:MOST_RUNGS]))
+
+
+def demand(inputs: PlanInputs, plan: MemoryPlan, cause: Cause) -> float:
+    """The number that falls along `ladder` for this cause."""
+    family = FAMILIES[cause]
+    return family.demand(Step(inputs, plan))
+
+
+def _family(cause: Cause, history: tuple[Tried, ...]) -> _Family | None:
+    """Refusals in both directions (too much at 0.85, too little at 0.84) leave no fraction in between."""
+    causes = {tried.cause for tried in history} | {cause}
+    if any(too_much in causes for too_much in _TOO_MUCH) and any(not_enough in causes for not_enough in _NOT_ENOUGH):
+        return _ANOTHER_DIMENSION
+    return FAMILIES.get(cause)
+
+
+def _first(inputs: PlanInputs) -> Step:
+    """The setting that failed, chosen or as given; a plan that does not fit is a start too."""
+    result = attempt(inputs)
+    if isinstance(result, Choice):
+        return Step(result.inputs, result.plan)
+    assert isinstance(result, Shortfall)
+    rules = rules_of(inputs.engine)
+    resolved = replace(rules.resolve(inputs), mem_fraction=result.plan.mem_fraction)
+    return Step(replace(resolved, context_length_tokens=max(1, result.plan.context_length_tokens)), result.plan)
+
+
+def _from(start: Step, failed: Step, family: _Family) -> Iterator[Rung]:
+    """Each move that lowers the demand, on top of the ones before."""
+    step = failed
+    if start is not failed and family.demand(start) < family.demand(failed):
+        yield rung_of(start.inputs, start.plan, gives_up=start.gives_up, gains=start.gains)
+        step = start
+    for move in family.moves:
+        after = move(step)
+        if after is None or family.demand(after) >= family.demand(step):
+            continue
+        yield rung_of(after.inputs, after.plan, gives_up=after.gives_up, gains=after.gains)
+        step = after
+
+
+def _same(a: Rung, b: Rung) -> bool:
+    """The same setting, whatever its number and its plan."""
+    return replace(a, index=0, gives_up="", gains="", plan=None) == replace(b, index=0, gives_up="", gains="", plan=None)
+
+
+def native_ladder(rung: Rung, *, chunk_min_tokens: int = 32, context_min_tokens: int = 512) -> tuple[Rung, ...]:
+    """Rungs below one of the built-in CPU engine, without facts: halve the chunk, the sequences, the context, and round again."""
+    rungs: list[Rung] = []
+    now = rung
+    while True:
+        before = now
+        if (chunk := now.prefill_chunk_tokens // 2) >= chunk_min_tokens:
+            words = f"time to the first token: prompts are read {chunk} tokens at a time instead of {now.prefill_chunk_tokens}"
+            now = _below(now, words, "half the memory of a prefill step", prefill_chunk_tokens=chunk)
+            rungs.append(now)
+        if (running := now.max_running // 2) >= 1:
+            words = f"throughput: {counted(running)} at once instead of {now.max_running}"
+            now = _below(now, words, "half the memory of the running sequences", max_running=running)
+            rungs.append(now)
+        if (context := now.context_length_tokens // 2) >= context_min_tokens:
+            words = f"long prompts: a context of {context:,} tokens instead of {now.context_length_tokens:,}"
+            now = _below(now, words, "half the memory of the longest sequence", context_length_tokens=context)
+            rungs.append(now)
+        if now is before or len(rungs) >= MOST_RUNGS:
+            return tuple(rungs[:MOST_RUNGS])
+
+
+def _below(rung: Rung, gives_up: str, gains: str, **changes: int) -> Rung:
+    return replace(rung, index=rung.index + 1, gives_up=gives_up, gains=gains, plan=None, **changes)  # type: ignore[arg-type]

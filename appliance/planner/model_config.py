@@ -1,0 +1,201 @@
+"""config.json → ModelFacts. Pure; what is read from disk comes in as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from appliance.core.errors import ModelError
+from appliance.core.plan import LinearStateFacts, ModelFacts
+from appliance.planner.elements import dtype_bytes
+from appliance.planner.layer_kinds import BOTH, FULL, LINEAR, SLIDING, layer_kinds, sliding_window_tokens
+from appliance.planner.quantisation import Quantisation
+from appliance.planner.weights import (
+    WeightBytes,
+    dense_width,
+    estimate,
+    expert_count,
+    expert_width,
+    full_head_dim,
+    full_kv_heads,
+    head_dim_of,
+    kv_head_count,
+    mamba2_shape,
+    model_dtype,
+    shared_width,
+)
+
+Config = Mapping[str, Any]
+
+_NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+_CONV_STATE_BYTES = 2
+"""The convolution's state is 16 bits wide in SGLang (SGLANG_MAMBA_CONV_DTYPE) and vLLM (the model's dtype)."""
+
+
+def facts_from_config(config: Config, name: str, weights: WeightBytes | None = None, *, chat_template: bool = False) -> ModelFacts:
+    """The facts of a model.
+
+    Args:
+        config: config.json.
+        weights: true bytes from the tensors' headers; None: they are worked out from the configuration.
+
+    Raises:
+        ModelError: a key that every language model has is missing or no number.
+    """
+    text = text_config(config)
+    _check(text)
+    kinds = layer_kinds(text, int(text["num_hidden_layers"]))
+    draft_layers = _draft_layers(config, text)
+    size = weights or _estimated(config, text, kinds, draft_layers)
+    quantisation = Quantisation.of(config, text)
+    linear = _linear_state(config, text) if any(kind in (LINEAR, BOTH) for kind in kinds) else None
+    holding = _without_shared(kinds, text)
+    linear_layers = sum(kind in (LINEAR, BOTH) for kind in kinds)
+    heads = int(text["num_attention_heads"])
+    vision = config.get("vision_config") if isinstance(config.get("vision_config"), Mapping) else {}
+    return ModelFacts(
+        name=name,
+        architecture=_architecture(config, text),
+        weight_bytes=size.total,
+        full_attention_layers=sum(kind in (FULL, BOTH) for kind in holding),
+        kv_heads=full_kv_heads(text),
+        head_dim=full_head_dim(text),
+        max_context_tokens=_max_context(config, text),
+        vocab_size=int(text["vocab_size"]),
+        hidden_size=int(text["hidden_size"]),
+        sliding_window_layers=sum(kind == SLIDING for kind in holding),
+        sliding_window_tokens=sliding_window_tokens(text) if SLIDING in kinds else 0,
+        linear_attention_layers=linear_layers,
+        linear_state_bytes_per_slot=linear_layers * state_bytes_per_layer(linear) if linear else 0,
+        chat_template=chat_template,
+        dtype=model_dtype(config, text),
+        attention_heads=heads,
+        v_head_dim=0 if text.get("kv_lora_rank") else int(text.get("v_head_dim") or 0),
+        intermediate_size=_number(dense_width(text)),
+        experts_per_token=_experts_per_token(text),
+        expert_intermediate_size=expert_width(text) if expert_count(text) else 0,
+        sliding_kv_heads=int(text.get("swa_num_key_value_heads") or kv_head_count(text)) if SLIDING in kinds else 0,
+        sliding_head_dim=int(text.get("swa_head_dim") or head_dim_of(text)) if SLIDING in kinds else 0,
+        kv_lora_rank=int(text.get("kv_lora_rank") or 0),
+        qk_rope_head_dim=int(text.get("qk_rope_head_dim") or 0),
+        index_head_dim=int(text.get("index_head_dim") or 0),
+        linear=linear,
+        rotary_dim=_rotary_dim(text),
+        draft_layers=draft_layers,
+        draft_weight_bytes=size.draft,
+        vision_weight_bytes=size.vision,
+        vision_hidden_size=int((vision or {}).get("hidden_size") or 0),
+        vision_intermediate_size=int((vision or {}).get("intermediate_size") or 0),
+        quantisation=quantisation.label,
+        weights_from="safetensors headers" if weights else "config.json and its quantisation (no tensors to look at)",
+    )
+
+
+def text_config(config: Config) -> Config:
+    """The language model's part of a configuration that has several; else all of it."""
+    for key in ("text_config", "language_config", "llm_config", "thinker_config"):
+        part = config.get(key)
+        if isinstance(part, Mapping):
+            return text_config(part) if key == "thinker_config" else {"model_type": config.get("model_type"), **part}
+    return config
+
+
+def state_bytes_per_layer(linear: LinearStateFacts, state_dtype: str | None = None, extra_steps: int = 0) -> int:
+    """Bytes that one linear layer keeps of one sequence, on all ranks together.
+
+    conv_channels × (conv_kernel − 1 + extra_steps) × 2 + state_elements × bytes of the state's dtype. `extra_steps`: vLLM keeps one more
+    step of the convolution for each draft token (mamba_utils.py, gated_delta_net_state_shape).
+    """
+    conv = linear.conv_channels * max(linear.conv_kernel - 1 + extra_steps, 0) * _CONV_STATE_BYTES
+    return conv + round(linear.state_elements * dtype_bytes(state_dtype or linear.state_dtype))
+
+
+def _check(text: Config) -> None:
+    if text.get("num_hidden_layers") is None and isinstance(text.get("layers_block_type"), list):
+        return
+    for key in _NEEDED:
+        value = text.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            found = "is missing" if value is None else f"is {value!r}"
+            raise ModelError(f"config.json: {key} {found}", hint="it must be a whole number above 0 in a language model's config")
+
+
+def _estimated(config: Config, text: Config, kinds: Sequence[str], draft_layers: int) -> WeightBytes:
+    try:
+        return estimate(config, text, kinds, draft_layers)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ModelError(f"config.json: the weights cannot be worked out ({error})", hint="give them with --weights") from error
+
+
+def _number(value: object) -> int:
+    return int(value) if isinstance(value, int) else 0
+
+
+def _architecture(config: Config, text: Config) -> str:
+    names = config.get("architectures") or text.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else str(config.get("model_type", ""))
+
+
+def _without_shared(kinds: Sequence[str], text: Config) -> Sequence[str]:
+    """Gemma 3n: the last layers read the cache of earlier ones and keep none."""
+    shared = int(text.get("num_kv_shared_layers") or 0)
+    return kinds[: len(kinds) - shared] if 0 < shared < len(kinds) else kinds
+
+
+def _max_context(config: Config, text: Config) -> int:
+    for source in (text, config):
+        for key in ("max_position_embeddings", "model_max_length", "seq_length", "n_positions", "max_sequence_length"):
+            value = source.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return 4096
+
+
+def _experts_per_token(text: Config) -> int:
+    """Routed experts of a token, the shared ones counted by their width."""
+    if not expert_count(text):
+        return 0
+    routed = text.get("num_experts_per_tok") or text.get("num_experts_per_token") or text.get("moe_k") or text.get("top_k_experts") or 1
+    width = expert_width(text)
+    return int(max(routed) if isinstance(routed, list) else routed) + (-(-shared_width(text) // width) if width else 0)
+
+
+def _rotary_dim(text: Config) -> int:
+    """Rotated dimensions: those of the latent's rope part, or a share of the head."""
+    if text.get("kv_lora_rank"):
+        return int(text.get("qk_rope_head_dim") or 0)
+    factor = text.get("partial_rotary_factor")
+    parameters = text.get("rope_parameters")
+    if factor is None and isinstance(parameters, Mapping):
+        factor = parameters.get("partial_rotary_factor")
+    return int(head_dim_of(text) * float(factor if isinstance(factor, int | float) else 1.0))
+
+
+def _draft_layers(config: Config, text: Config) -> int:
+    for source in (text, config):
+        for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers"):
+            value = source.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return 0
+
+
+def _linear_state(config: Config, text: Config) -> LinearStateFacts:
+    """The shape of one linear layer's state, by family (as in weights._mixer_tensors)."""
+    dtype = str(text.get("mamba_ssm_dtype") or text.get("mamba_ssm_cache_dtype") or config.get("mamba_ssm_dtype") or "float32")
+    if text.get("linear_num_value_heads"):
+        keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
+        heads, width = int(text["linear_num_value_heads"]), int(text["linear_value_head_dim"])
+        kernel = int(text.get("linear_conv_kernel_dim") or 4)
+        return LinearStateFacts(2 * keys + heads * width, kernel, heads * width * int(text["linear_key_head_dim"]), heads, width, dtype)
+    kimi = text.get("linear_attn_config") or {}
+    if text.get("linear_num_heads") or kimi:
+        heads = int(text.get("linear_num_heads") or kimi.get("num_heads") or 32)
+        width = int(text.get("linear_head_dim") or kimi.get("head_dim") or 128)
+        kernel = int(text.get("linear_conv_kernel_dim") or kimi.get("short_conv_kernel_size") or 4)
+        return LinearStateFacts(3 * heads * width, kernel, heads * width * width, heads, width, dtype)
+    if text.get("conv_L_cache"):
+        return LinearStateFacts(int(text["hidden_size"]), int(text["conv_L_cache"]), 0, 0, 0, dtype)
+    heads, inner, groups, state = mamba2_shape(text)
+    kernel = int(text.get("mamba_d_conv") or text.get("conv_kernel") or 4)
+    return LinearStateFacts(inner + 2 * groups * state, kernel, inner * state, heads, inner // heads if heads else inner, dtype)
