@@ -39,14 +39,16 @@ def one(place: Place, incident_id: str = "") -> Document | None:
 
     Raises:
         Unreachable, NotPermitted: as `recent`.
+        ControlError: applianced knows no such incident.
     """
+    if not incident_id:
+        newest = recent(place, 1)
+        return one(place, newest[0]["incident_id"]) if newest else None
     try:
-        incident: Document | None = client.ask(place.control_socket(), "incident", id=incident_id).get("incident")
+        incident: Document = client.ask(place.control_socket(), "incident", id=incident_id)["incident"]
     except Unreachable as error:
-        condition = "incident_id = ?" if incident_id else "? = ''"
-        query = f"SELECT document FROM incidents WHERE {condition} ORDER BY time_s DESC LIMIT 1"
-        rows = _read(place, query, (incident_id,), error)
-        incident = rows[0] if rows else None
+        rows = _read(place, "SELECT document FROM incidents WHERE incident_id = ?", (incident_id,), error)
+        return rows[0] if rows else None
     return incident
 
 

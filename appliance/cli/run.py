@@ -97,7 +97,7 @@ def _serve(
         Member(applianced, config.supervisor.stop_deadline_s + KILL_MARGIN_S),
     )
     feed = PublicationFeed(run_dir / CONTROL_SOCKET)
-    return Session(members, feed, Output(sys.stdout.fileno()), announce, listener).run()
+    return Session(members, feed, Output(sys.stdout.fileno(), coloured=coloured()), announce, listener).run()
 
 
 def _announcer(listener: socket.socket, model: Path | None, place: Place, state_dir: Path) -> Callable[[Publication], str | None]:
@@ -135,7 +135,7 @@ def _welcome(url: str, model_id: str, model: Path | None, ready_s: float, ctl: s
         path = "completions"
         body["prompt"] = "Once upon a time"
     quoted = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
-    text = "\n".join(
+    return "\n".join(
         (
             "",
             f"  {good('Serving')} {bold(model_id)} at {bold(url + '/v1')} (ready after {format_duration(ready_s)}). Try:",
@@ -146,4 +146,3 @@ def _welcome(url: str, model_id: str, model: Path | None, ready_s: float, ctl: s
             "",
         )
     )
-    return text if coloured() else click.unstyle(text)

@@ -50,10 +50,10 @@ def _print(state: EngineState, answer: Json) -> None:
         (
             ("up", format_duration(float(answer.get("uptime_s") or 0.0))),
             ("restarts", str(answer.get("restarts", ""))),
-            ("rung", _rung(answer.get("rung"))),
+            ("rung", _rung(answer.get("rung"), answer.get("rungs"))),
             ("limits", _limits(answer.get("limits"))),
             ("last incident", _incident(answer.get("last_incident"))),
-            *((f"sensor {name}", words) for name, words in _sensors(answer.get("sensors"))),
+            *_sensors(answer.get("sensors")),
         )
     )
 
@@ -64,11 +64,12 @@ def _mark(state: EngineState) -> str:
     return uncertain(state.value) if state in COMING_BACK or state is EngineState.DRAINING else bad(state.value)
 
 
-def _rung(rung: Json | None) -> str:
+def _rung(rung: Json | None, count: int | None) -> str:
     if not rung:
         return ""
+    place = f"{rung['index']} of 0 to {count - 1}" if count else str(rung["index"])
     words = (
-        f"{rung['index']}: context {rung['context_length_tokens']} tokens, prefill chunk {rung['prefill_chunk_tokens']}, "
+        f"{place}: context {rung['context_length_tokens']} tokens, prefill chunk {rung['prefill_chunk_tokens']}, "
         f"{rung['max_running']} running, KV {rung['kv_dtype']}, memory fraction {rung['mem_fraction']:g}"
     )
     return f"{words}; gives up: {rung['gives_up']}" if rung.get("gives_up") else words
@@ -88,5 +89,9 @@ def _incident(incident: Json | None) -> str:
     return f"{incident['incident_id']}, {ago(incident['time_s'])}: {diagnosis['cause']}. {diagnosis['sentence']}"
 
 
-def _sensors(sensors: Any) -> list[tuple[str, str]]:
-    return [(str(name), str(words)) for name, words in sensors.items()] if isinstance(sensors, Mapping) else []
+def _sensors(sensors: Mapping[str, Json] | None) -> list[tuple[str, str]]:
+    return [(name.replace("_", " "), _sensor(reading)) for name, reading in (sensors or {}).items()]
+
+
+def _sensor(reading: Json) -> str:
+    return str(reading["detail"]) if reading["ok"] else f"not available: {reading['detail']}"

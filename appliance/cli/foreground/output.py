@@ -6,6 +6,8 @@ import os
 import select
 from collections import deque
 
+import click
+
 HELD_LINES_MAX = 10_000
 _PIECE_BYTES = 4096
 """PIPE_BUF: a pipe that polls writable takes so many without blocking."""
@@ -14,8 +16,9 @@ _PIECE_BYTES = 4096
 class Output:
     """Lines for one file descriptor. Nothing here blocks until `finish`; the oldest lines go first when too many wait."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, coloured: bool = False) -> None:
         self.fd = fd
+        self._coloured = coloured
         self._lines: deque[bytes] = deque()
         self._partial = b""
         self._dropped = 0
@@ -31,7 +34,8 @@ class Output:
         if len(self._lines) >= HELD_LINES_MAX:
             self._lines.popleft()
             self._dropped += 1
-        self._lines.append(line.encode(errors="backslashreplace") + b"\n")
+        shown = line if self._coloured else click.unstyle(line)
+        self._lines.append(shown.encode(errors="backslashreplace") + b"\n")
         self.write_some()
 
     def write_some(self) -> None:

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from appliance.cli.foreground.children import QUICK_FAILURES_MAX, Child
 from appliance.cli.foreground.output import Output
 from appliance.cli.foreground.publications import PublicationFeed
+from appliance.cli.foreground.rendering import render
 from appliance.core.errors import ControlError, ExitCode
 from appliance.core.publication import Publication
 
 RECONNECT_S = 0.1
 NOW_S = 3.0
 """After the second signal: then SIGKILL."""
+ONE_REQUEST_S = 0.5
+"""Signals so close together are one request: a terminal, a shell and `timeout` may each pass on the same Ctrl-C."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -53,8 +56,8 @@ class Session:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._stop_requests = 0
+        self._stop_requested_s = 0.0
         self._result = ExitCode.OK
-        self._margin = max(len(member.child.name) for member in members)
 
     def run(self) -> ExitCode:
         """Start everything; return when everything has ended."""
@@ -70,7 +73,7 @@ class Session:
 
     def say(self, text: str) -> None:
         """A line of our own."""
-        self._output.put(f"{'run':<{self._margin}} | {text}")
+        self._output.put(render("run", text, _clock()))
 
     def _turn(self) -> None:
         self._watch_output()
@@ -105,7 +108,7 @@ class Session:
         if not child.alive:  # its end was handled earlier in the same turn
             return
         for line in child.lines():
-            self._output.put(f"{child.name:<{self._margin}} | {line}")
+            self._output.put(render(child.name, line, _clock()))
         if child.output_ended:
             self._selector.unregister(child.output_fd)
 
@@ -158,7 +161,11 @@ class Session:
                 self._request_stop()
 
     def _request_stop(self) -> None:
+        now_s = time.monotonic()
+        if self._stop_requests and now_s - self._stop_requested_s < ONE_REQUEST_S:
+            return
         self._stop_requests += 1
+        self._stop_requested_s = now_s
         if self._stop_requests == 1:
             self.say("stopping: running answers may finish; once more to stop at once")
             self._listener.close()
@@ -204,3 +211,7 @@ class Session:
             self._selector.unregister(self._feed)
             self._feed.close()
             self._after(RECONNECT_S, self._follow)
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")

@@ -24,10 +24,11 @@ STATUS = {
         "gives_up": "half the prefill speed",
     },
     "limits": {"model_id": "demo", "context_length_tokens": 2048, "max_running": 8, "kv_tokens": 16384},
+    "rungs": 4,
     "restarts": 3,
     "last_incident": None,
     "uptime_s": 200.0,
-    "sensors": {"kernel log": "read from /dev/kmsg", "nvml": "no card"},
+    "sensors": {"kernel_log": {"ok": True, "detail": "works"}, "gpu": {"ok": False, "detail": "no card"}},
 }
 
 
@@ -37,8 +38,14 @@ def test_status_says_what_is_going_on(ctl, applianced) -> None:
     said = ctl("--run-dir", applianced.run_dir, "status")
     assert said.code == 0
     assert said.out.startswith("serving demo (native, generation 4)\n  serving demo since 3 min\n")
-    for words in ("3 min 20 s", "context 2048 tokens", "gives up: half the prefill speed", "16384 tokens in the KV cache", "no card"):
-        assert words in said.out
+    for words in (
+        "3 min 20 s",
+        "1 of 0 to 3: context 2048 tokens",
+        "gives up: half the prefill speed",
+        "16384 tokens in the KV cache",
+        "not available: no card",
+    ):
+        assert words in " ".join(said.out.split())
 
 
 def test_status_speaks_of_the_last_incident(ctl, applianced, incident) -> None:

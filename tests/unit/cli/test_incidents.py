@@ -51,7 +51,7 @@ def test_a_running_applianced_is_asked_first(ctl, applianced, kept: Path, incide
 
 def test_no_incidents_is_good_news(ctl, applianced) -> None:
     """Exit code 0 and a sentence."""
-    applianced.answers |= {"incidents": {"incidents": []}, "incident": {"incident": None}}
+    applianced.answers["incidents"] = {"incidents": []}
     for verb in ("incidents", "diagnose"):
         said = ctl("--run-dir", applianced.run_dir, verb)
         assert (said.code, said.out) == (0, "no incidents: nothing has crashed here\n")
@@ -128,6 +128,6 @@ def test_diagnose_as_markdown_can_be_pasted(ctl, kept: Path) -> None:
 
 def test_a_requested_stop_is_no_crash(ctl, applianced, incident) -> None:
     """Exit code 0 for ok_* causes."""
-    applianced.answers["incident"] = {"incident": incident_to_json(incident(1, Cause.OK_SHUTDOWN))}
-    applianced.answers["incident"]["incident"]["diagnosis"]["cause"] = "ok_shutdown"
+    document = incident_to_json(incident(1, Cause.OK_SHUTDOWN))
+    applianced.answers |= {"incidents": {"incidents": [document]}, "incident": {"incident": document}}
     assert ctl("--run-dir", applianced.run_dir, "diagnose").code == 0
