@@ -42,6 +42,14 @@ def signal_of(value: object) -> str | None:
     return name if name in _NUMBERS else None
 
 
+def signal_of_code(value: object) -> str | None:
+    """The signal behind an exit code: negative (Python's way) or above 128 (the shell's); 1 is no signal."""
+    text = str(value).strip()
+    if not text.lstrip("-").isdigit() or 0 <= int(text) <= 128:
+        return None
+    return signal_of(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Exit:
     """How the process ended: a signal, or a code; both None where nobody says."""

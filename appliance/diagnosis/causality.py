@@ -30,6 +30,8 @@ HOST_OOM_WINDOW_S = (-90.0, 15.0)
 CLOCK_SLACK_S = 15.0
 DEFAULT_TIMEOUT_S = 600.0
 TIMEOUT_SLACK_S = 60.0
+END_OF_TIME_S = 32503680000.0
+"""The year 3000: what claims to be later has no clock."""
 ZONE_UNKNOWN_S = 15 * 3600.0
 """Clocks without a zone may differ by this much and still be of the same moment."""
 
@@ -122,7 +124,7 @@ def why_outside(event: Event, anchor: Event | None) -> str | None:
 
 def distance_s(one: Evidence, other: Evidence) -> float | None:
     """Seconds from `other` to `one`; a time without a year is taken to be of the other's year."""
-    if one.time_s is None or other.time_s is None:
+    if one.time_s is None or other.time_s is None or not (0 <= one.time_s < END_OF_TIME_S and 0 <= other.time_s < END_OF_TIME_S):
         return None
     if bool(one.data.get("year_unknown")) is bool(other.data.get("year_unknown")):
         return one.time_s - other.time_s

@@ -123,7 +123,7 @@ def _converted(name: str, text: str) -> tuple[str, Value]:
             return name.removesuffix("_mib") + "_bytes", float(text) * 1024**2
         if name.endswith("_ms"):
             return name.removesuffix("_ms") + "_s", float(text) / 1000
-        if name.endswith(("_s", "_tokens", "_count")):
+        if name.endswith(("_s", "_tokens", "_count", "_fraction")):
             return name, float(text.replace(",", ""))
     except ValueError:
         pass

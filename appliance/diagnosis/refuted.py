@@ -43,9 +43,9 @@ def _cite(event: Event) -> Citation:
 
 def _self_kill(root: Event, case: Case) -> Iterator[Refuted]:
     """SIGKILL is not proof of the OOM killer."""
+    tree = case.first("kill_tree") or case.first("sigquit")
     killed = case.exit.signal == "SIGKILL" or any(event.fields.get("signal") == "SIGKILL" for event in case.named("death"))
-    if killed and root.cause is not Cause.HOST_OOM:
-        tree = case.first("kill_tree", "sigquit")
+    if (killed or case.has("kill_tree")) and root.cause is not Cause.HOST_OOM and root.is_suspect:
         why = (
             "the parent kills its own process tree after a child failed"
             if tree
@@ -67,6 +67,9 @@ def _explained(root: Event, verdict: Verdict) -> Iterator[Refuted]:
 
 
 def _by_cause(root: Event, case: Case) -> Iterator[Refuted]:
+    failed = case.first("http_500")
+    if failed is not None and root.tier < 4 and not any(event.tier == 4 for event in case.events):
+        yield Refuted(Cause.ENGINE_RPC_TIMEOUT, "clients saw a 500 because the engine was gone; no time-out is on record", _cite(failed))
     if root.cause is Cause.KV_POOL_EXHAUSTED:
         yield Refuted(Cause.CUDA_OOM_PREFILL, "the words 'out of memory' are about token slots of the KV pool; no CUDA allocation failed")
     if root.cause in _OOM and not case.has("xid"):

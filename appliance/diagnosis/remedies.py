@@ -13,6 +13,7 @@ from appliance.core.action import ActionKind
 from appliance.core.causes import Cause
 from appliance.core.errors import ApplianceError
 from appliance.core.units import format_bytes, format_duration
+from appliance.diagnosis.case import Case
 from appliance.diagnosis.events import Event
 
 REMEDIES_FILE = Path(__file__).parent / "remedies.toml"
@@ -34,11 +35,12 @@ class _Row:
     sentence: str
     with_numbers: str
     remedies: tuple[str, ...]
-    safer_config: tuple[tuple[str, str], ...]
+    safer_config: tuple[tuple[str, tuple[str, ...]], ...]
+    """For each setting its wordings, the one with the most numbers first."""
     action: ActionKind
 
 
-def advise(root: Event) -> Advice:
+def advise(root: Event, case: Case) -> Advice:
     """Sentence, remedies and settings for this root; slots without a number fall back to the plain wording."""
     if root.cause is None:
         raise AssertionError("advice is asked for a root without a cause; please report this")
@@ -47,10 +49,12 @@ def advise(root: Event) -> Advice:
     shown = {name: _shown(name, value) for name, value in numbers.items()} | {
         name: str(value) for name, value in root.fields.items() if isinstance(value, str)
     }
-    shown["note"] = root.note
+    shown |= {f"{name}_plain": f"{value:.0f}" for name, value in numbers.items()} | _settings(case)
     sentence = _filled(row.with_numbers, shown) or _filled(row.sentence, shown) or row.sentence
     remedies = tuple(text for text in (_filled(remedy, shown) for remedy in row.remedies) if text)
-    settings = tuple((key, text) for key, value in row.safer_config if (text := _filled(value, shown)))
+    settings = tuple(
+        (key, text) for key, values in row.safer_config if (text := next(filter(None, (_filled(value, shown) for value in values)), ""))
+    )
     return Advice(f"{sentence.rstrip('.')}.", remedies, settings, tuple(sorted(numbers.items())))
 
 
@@ -64,6 +68,18 @@ def _numbers(root: Event) -> dict[str, float]:
     if root.count > 1:
         numbers["seen_count"] = float(root.count)
     return numbers
+
+
+def _settings(case: Case) -> dict[str, str]:
+    """What the engine said of its own setting when it started, and the next step down of each."""
+    said = {name: value for event in case.named("starting", "settings") for name, value in event.fields.items() if isinstance(value, float)}
+    shown: dict[str, str] = {}
+    if 0 < (fraction := said.get("mem_fraction", 0.0)) <= 1:
+        shown |= {"fraction": f"{fraction:g}", "fraction_lower": f"{fraction - 0.02:g}"}
+    for name, divisor in (("context", 0), ("chunk", 2), ("running", 2)):
+        if (value := said.get(f"{name}_tokens", said.get(f"{name}_count", 0.0))) > 1:
+            shown |= {name: f"{value:.0f}"} | ({f"{name}_half": f"{value // divisor:.0f}"} if divisor else {})
+    return shown
 
 
 def _shown(name: str, value: float) -> str:
@@ -100,6 +116,8 @@ def _row(label: str, table: Mapping[str, object]) -> _Row:
         sentence=str(table["sentence"]),
         with_numbers=str(table.get("with_numbers", "")),
         remedies=tuple(map(str, remedies)),
-        safer_config=tuple((str(key), str(value)) for key, value in settings.items()),
+        safer_config=tuple(
+            (str(key), tuple(map(str, value)) if isinstance(value, list) else (str(value),)) for key, value in settings.items()
+        ),
         action=ActionKind(str(table["action"])),
     )

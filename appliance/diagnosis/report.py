@@ -91,7 +91,10 @@ def _citation(citation: Citation) -> dict[str, object]:
 def _time(time_s: float | None) -> str | None:
     if time_s is None:
         return None
-    moment = datetime.datetime.fromtimestamp(time_s, tz=datetime.UTC)
+    try:
+        moment = datetime.datetime.fromtimestamp(time_s, tz=datetime.UTC)
+    except (ValueError, OverflowError, OSError):  # a clock that says nonsense
+        return None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

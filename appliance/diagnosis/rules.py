@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
-from appliance.diagnosis.case import Case, engine_like, pids_in, signal_of
+from appliance.diagnosis.case import Case, engine_like, pids_in, signal_of, signal_of_code
 from appliance.diagnosis.events import Event, Phase
 from appliance.diagnosis.pattern import Kind
 from appliance.diagnosis.xid import APPLICATION_CLASS, meaning_of
@@ -42,9 +42,8 @@ def translate(event: Event) -> Event:
     code = int(float(str(event.fields.get("previous") or event.fields.get("code") or 0)))
     meaning = meaning_of(code)
     kind = Kind.SYMPTOM if meaning.cause is None else Kind.BENIGN if meaning.cause.is_ok else Kind.CAUSE
-    return replace(
-        event, kind=kind, cause=meaning.cause, tier=meaning.tier, rank=meaning.rank, note=f"Xid {code}: {meaning.word}", fatal=False
-    )
+    note = f"Xid {code}: {meaning.word}"
+    return replace(event, kind=kind, cause=meaning.cause, tier=meaning.tier, rank=meaning.rank, note=note, sure=code != 43)
 
 
 def xid(event: Event, case: Case) -> Event | None:
@@ -132,7 +131,7 @@ _DEATHS: dict[str, tuple[Cause, int, int]] = {
 
 def death(event: Event, case: Case) -> Event | None:
     """A process ended by a signal: the signal names the kind of fault, a deeper event names the cause."""
-    signal = signal_of(event.fields.get("signal") or event.fields.get("exit_code"))
+    signal = signal_of(event.fields.get("signal")) or signal_of_code(event.fields.get("exit_code", ""))
     if signal is None or signal not in _DEATHS:
         return replace(event, kind=Kind.CONSEQUENCE, fatal=event.fatal and str(event.fields.get("exit_code")) != "0")
     if _stopping(signal, event, case):
@@ -311,6 +310,14 @@ def bus_error(event: Event, case: Case) -> Event:
     return caused(replace(size, fatal=True) if size is not None else event, Cause.SHM_TOO_SMALL, tier=2, rank=8, sure=size is not None)
 
 
+def nccl_init(event: Event, case: Case) -> Event | None:
+    """A log that ends in NCCL's start: nothing failed, nothing goes on. A guess, and marked as one."""
+    later = any(other.order > event.order and other.source is event.source for other in case.events)
+    if later or case.dead or case.served or case.exit.known:
+        return None
+    return caused(event, Cause.NCCL_P2P_HANG, tier=6, rank=45, sure=False, note="the log ends where NCCL starts")
+
+
 def heap_corruption(event: Event, _case: Case) -> Event:
     """glibc found the heap destroyed: native code wrote where it must not."""
     return caused(event, Cause.SEGFAULT_NATIVE, tier=1, rank=82, sure=False)
@@ -352,6 +359,7 @@ RULES: dict[str, Rule] = {
     "heap_corruption": heap_corruption,
     "host_oom_kill": host_oom_kill,
     "nccl_error": nccl_error,
+    "nccl_init": nccl_init,
     "nccl_watchdog": nccl_watchdog,
     "nvml_unknown": nvml_unknown,
     "oom_result": oom_result,

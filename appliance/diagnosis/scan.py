@@ -30,10 +30,13 @@ MOST_SHAPES = 200_000
 _VARIABLE = b"0123456789abcdef"
 _CAPITAL = re.compile(
     rb"E(?:rror|RR|xception|OF|NO|ADDR|MFILE|ngine)|W(?:ARN|atchdog|arn|orker|aiting for)|F(?:atal|ail|AIL|ATAL|inished)"
-    rb"|C(?:UDA|UBLAS|UDNN|USOLVER|RIT|apture|lient|onnected|ommandline)|S(?:IG|eg|hutting|hard|ubprocess|tarting|topp|ignal|erverArgs)|Xid"
+    rb"|C(?:UDA|UBLAS|UDNN|USOLVER|RIT|apture|lient|onnected|ommandline)"
+    rb"|S(?:IG|eg|hutting|hard|ubprocess|tarting|topp|ignal|erverArgs)|Xid"
     rb"|K(?:illed|V )|A(?:borted|ssert|pplication|ccess to|vailable)|T(?:raceback|riton|imeout|ry to|he |emplate)|O(?:ut of|utOfM|OMK)"
-    rb"|N(?:CCL|ot enough|VRM|VML|o )|GGML|G(?:PU [Kd]|racefully)|B(?:us error|ad Request)|R(?:PC|eceived|equest is|etract|egist|ank)|P(?:yspy|roc)|Memory"
-    rb"|Model|I(?:llegal|nit|nternal)|L(?:oad)|U(?:vicorn|nproc|pgrade)|ZMQ|HF|D(?:efault|etok|river|uplicate)|Bfloat|Boot|Not Found|\*\*\* |!!!"
+    rb"|N(?:CCL|ot enough|VRM|VML|o )|GGML|G(?:PU [Kd]|racefully)|B(?:us error|ad Request)"
+    rb"|R(?:PC|eceived|equest is|etract|egist|ank)|P(?:yspy|roc)|Memory"
+    rb"|Model|I(?:llegal|nit|nternal)|L(?:oad)"
+    rb"|U(?:vicorn|nproc|pgrade)|ZMQ|HF|D(?:efault|etok|river|uplicate)|Bfloat|Boot|Not Found|\*\*\* |!!!"
 )
 _WORDS = (
     b"out of memory", b"error", b"failed", b"failure", b"timed out", b"timeout", b"fatal", b"killed", b"terminat", b"illegal",

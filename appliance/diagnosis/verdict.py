@@ -22,6 +22,8 @@ from appliance.diagnosis.scan import worth_reading
 from appliance.diagnosis.timeline import events_of, fold, last_life
 
 CHAIN_LINKS = 12
+_STRENGTH = (Role.ROOT, Role.SAME_EVENT, Role.CONSEQUENCE, Role.EVENT, Role.SYMPTOM)
+"""A line that is two things is shown as the stronger."""
 
 
 def diagnose(
@@ -38,7 +40,7 @@ def diagnose(
     if root is None or root.cause is None:
         return _unknown(case, verdict)
     confidence = _confidence(root, verdict)
-    advice = advise(root)
+    advice = advise(root, case)
     return Diagnosis(
         cause=root.cause,
         confidence=confidence,
@@ -80,15 +82,15 @@ def _confidence(root: Event, verdict: Verdict) -> Confidence:
 
 def _chain(root: Event, case: Case) -> tuple[ChainLink, ...]:
     """The root, what is the same event, what follows from it; at most a dozen links, in order."""
-    links: list[ChainLink] = []
-    seen: set[tuple[str, str]] = set()
+    best: dict[tuple[str, str], ChainLink] = {}
     for event in case.events:
         role = _role(event, root)
-        key = (event.source.value, event.text)
-        if role is None or (key in seen and event is not root) or not event.text:
+        if role is None or not event.text:
             continue
-        seen.add(key)
-        links.append(ChainLink(role, event.note or event.pattern_id or event.name, cite(event)))
+        key = (event.source.value, event.text)
+        if key not in best or _STRENGTH.index(role) < _STRENGTH.index(best[key].role):
+            best[key] = ChainLink(role, event.note or event.pattern_id or event.name, cite(event))
+    links = list(best.values())
     roots = [link for link in links if link.role is Role.ROOT][:1] or [ChainLink(Role.ROOT, root.note or root.pattern_id, cite(root))]
     rest = [link for link in links if link.role is not Role.ROOT]
     ordered = roots + rest if not root.cause or not root.cause.is_ok else rest or roots

@@ -44,18 +44,20 @@ def chunks(stream: BinaryIO) -> Iterator[bytes]:
 def _plain(head: bytes, stream: BinaryIO) -> Iterator[bytes]:
     packed = io.BufferedReader(_Rejoined(head, stream), CHUNK_BYTES)
     try:
-        if head.startswith(b"\x28\xb5\x2f\xfd"):
-            yield from _read(zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True))
-        elif head.startswith(b"\x1f\x8b"):
-            yield from _read(gzip.open(packed))
-        elif head.startswith(b"\xfd7zXZ\x00"):
-            yield from _read(lzma.open(packed))
-        elif head.startswith(b"BZh"):
-            yield from _read(bz2.open(packed))
-        else:
-            yield from _read(packed)
+        yield from _read(_opened(head, packed))
     except (zstandard.ZstdError, gzip.BadGzipFile, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         raise UnreadableLog(f"the log breaks off: {error}", hint="give it decompressed, or fetch it again") from error
+
+
+def _opened(head: bytes, packed: Any) -> _Readable:
+    """The stream behind whatever compression the first bytes name; closing it is left to the caller of the file."""
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        return zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+    if head.startswith(b"\x1f\x8b"):
+        return gzip.open(packed)
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return lzma.open(packed)
+    return bz2.open(packed) if head.startswith(b"BZh") else packed
 
 
 class _Rejoined(io.RawIOBase):
@@ -85,14 +87,12 @@ def _read(stream: _Readable) -> Iterator[bytes]:
 
 
 def _utf16(first: bytes) -> str | None:
-    if first.startswith(codecs.BOM_UTF16_LE):
-        return "utf-16-le"
-    if first.startswith(codecs.BOM_UTF16_BE):
-        return "utf-16-be"
+    """Every other byte of a wide log is NUL, mark or no mark; a mark alone may be any two bytes of rubbish."""
     sample = first[:4096]
-    if len(sample) >= 32 and sample.count(0) * 5 > len(sample) * 2:
-        return "utf-16-le" if sample[1::2].count(0) > sample[::2].count(0) else "utf-16-be"
-    return None
+    share = sample.count(0) / max(1, len(sample))
+    if share < 0.1 or (share < 0.4 and not sample.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))):
+        return None
+    return "utf-16-le" if sample[1::2].count(0) > sample[::2].count(0) else "utf-16-be"
 
 
 def _reencoded(first: bytes, raw: Iterator[bytes], encoding: str) -> Iterator[bytes]:

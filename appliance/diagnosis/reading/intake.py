@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.case import signal_of
+from appliance.diagnosis.catalogue import load_catalogue
 from appliance.diagnosis.reading.decode import LONGEST_LINE_BYTES, chunks
 from appliance.diagnosis.reading.unwrap import Unwrapped, unwrap
-from appliance.diagnosis.catalogue import load_catalogue
 from appliance.diagnosis.scan import Sieve
 
 HEAD_LINES, TAIL_LINES = 4_000, 36_000

@@ -12,7 +12,7 @@ from appliance.diagnosis.reading.clock import Stamp, parse_iso, stamp_in
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SYSLOG = re.compile(
-    r"(?P<stamp>[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)?"
+    r"(?P<stamp>[^\W\d_]{2,5}\.? +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)?|\d{1,2}月 +\d{1,2} \d\d:\d\d:\d\d"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)"
     r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? [A-Z]{2,5}"
     r"|\[ *\d+\.\d+\]|\d{9,11}\.\d+)"
@@ -25,7 +25,7 @@ _CONTAINER_STAMP = re.compile(
 _COMPOSE = re.compile(r"(?:\[pod/\S+\]|[\w.-]{1,60}(?:[-_]\d+)? +\|) (?P<text>.*)", re.DOTALL)
 _DMESG = re.compile(
     r"(?:<\d{1,3}>)?\[(?P<stamp>"
-    r" *[+\d]\d*\.\d{1,9}|[A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})\](?:\[ *[TC]\d+\])? ?(?P<text>.*)",
+    r" *[+\d]\d*\.\d{1,9}|[A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})\](?: ?\[ *[TC]\d+\])? ?(?P<text>.*)",
     re.DOTALL,
 )
 _DMESG_ISO = re.compile(r"(?:\w+ *:\w+ *: )?(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d+[+-]\d\d:\d\d) (?P<text>.*)", re.DOTALL)
@@ -108,7 +108,8 @@ def _syslog(line: str, year: int) -> Unwrapped | None:
     if ident == "NVRM":
         return Unwrapped(f"NVRM: {text}", Source.KERNEL_LOG, stamp)
     inner = unwrap(text, year) if text else Unwrapped(text)
-    return Unwrapped(inner.text, inner.source or Source.ENGINE_LOG, stamp or inner.stamp)
+    better = inner.stamp if inner.stamp is not None and not inner.stamp.year_unknown else None
+    return Unwrapped(inner.text, inner.source or Source.ENGINE_LOG, better if stamp is None or (stamp.year_unknown and better) else stamp)
 
 
 def _kernel(line: str, year: int) -> Unwrapped | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from appliance.core.evidence import Source
 from appliance.diagnosis import is_fatal_line, load_catalogue
+from appliance.diagnosis.catalogue import LONGEST_LINE
 from appliance.diagnosis.pattern import Pattern, PatternError, load_patterns
 from appliance.diagnosis.scan import has_word
 
@@ -97,3 +99,18 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
     path.write_text("[[pattern")
     with pytest.raises(PatternError, match=r"broken\.toml"):
         load_patterns(path)
+
+
+@pytest.mark.parametrize("pattern", CATALOGUE.patterns, ids=_name)
+def test_no_pattern_takes_long_on_a_hostile_line(pattern: Pattern) -> None:
+    """The longest line a pattern may see, made of its own beginnings: under 60 ms (a busy machine), not seconds."""
+    for base in (*pattern.samples, *pattern.literals):
+        for line in (
+            base * 200,
+            base[: len(base) // 2] * 200 + base,
+            base + "a" * LONGEST_LINE,
+            "x " * 2000 + base[:-2] + "." * LONGEST_LINE,
+        ):
+            began = time.perf_counter()
+            pattern.search(line[:LONGEST_LINE])
+            assert time.perf_counter() - began < 0.06, f"{pattern.pattern_id} on {line[:60]!r}..."
