@@ -39,11 +39,12 @@ _CAPITAL = re.compile(
     rb"|U(?:vicorn|nproc|pgrade)|ZMQ|HF|D(?:efault|etok|river|uplicate)|Bfloat|Boot|Not Found|\*\*\* |!!!"
 )
 _WORDS = (
-    b"out of memory", b"error", b"failed", b"failure", b"timed out", b"timeout", b"fatal", b"killed", b"terminat", b"illegal",
-    b"nable to", b"annot ", b"corrupt", b"invalid", b"isconnect", b"exception", b"load", b"nccl", b"refused", b"signal", b"bind",
-    b"starting", b"started", b"listening", b"idle", b"abort", b"no longer running", b"memory", b"lost", b"malloc", b"begin",
-    b"kill", b"dead", b"context", b"nvidia", b"ready", b"Warming", b"cache", b"cancel", b"client", b" err: ", b"build: ", b"API server",
+    b"rror", b"failed", b"failure", b"timed out", b"timeout", b"memory", b"kill", b"terminat", b"illegal", b"nable to", b"annot ",
+    b"corrupt", b"invalid", b"isconnect", b"load", b"nccl", b"signal", b"bind", b"start", b"idle", b"abort", b"no longer", b"lost",
+    b"context", b"nvidia", b"Warming", b"cache", b"cancel", b" err: ", b"build: ", b"API server",
 )  # fmt: skip
+JUDGED_HEAD, JUDGED_TAIL = 512, 256
+"""Bytes of a line that are judged: a longer one carries a client's prompt, and programs say their own word before or after it."""
 
 
 class Sieve:
@@ -87,12 +88,13 @@ class Sieve:
             self._dull.clear()
         lines = chunk.split(b"\n")
         firsts = [row for shape, row in dict(zip(reversed(shapes), range(len(shapes) - 1, -1, -1), strict=True)).items() if shape in fresh]
-        text = b"\n".join(lines[row] for row in firsts)
+        text = b"\n".join(_ends(lines[row]) for row in firsts)
         suspects = {firsts[index] for index in _rows_with_words(text)}
         for row in firsts:
             note = self._note(lines[row]) if row in suspects else None
             if note is None:
-                self._dull.add(shapes[row])
+                if len(shapes[row]) < JUDGED_HEAD:
+                    self._dull.add(shapes[row])
             elif note:
                 self._keen.add(shapes[row])
             else:
@@ -123,6 +125,10 @@ def worth_reading(evidence: Sequence[Evidence], catalogue: Catalogue) -> list[in
     chosen.update(lines[:BEFORE])
     chosen.update(lines[-BEFORE:])
     return sorted(chosen)
+
+
+def _ends(line: bytes) -> bytes:
+    return line if len(line) <= JUDGED_HEAD + JUDGED_TAIL else line[:JUDGED_HEAD] + b" " + line[-JUDGED_TAIL:]
 
 
 def has_word(line: bytes) -> bool:
