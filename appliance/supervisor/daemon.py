@@ -278,7 +278,7 @@ class Supervisor:
         self.kernel_log.drain()
         evidence = self.desk.collect(self.life.lines if self.life is not None else ())
         began_s = time.monotonic()
-        diagnosis = unasked(self._diagnose(evidence, stopped_by_us=False, engine=self.backend.name))
+        diagnosis = unasked(self._diagnose(evidence, stopped_by_us=False, engine=self.backend.name), evidence)
         took_s = time.monotonic() - began_s
         log.info(diagnosis.sentence, cause=diagnosis.cause.label, confidence=diagnosis.confidence.value, took_s=round(took_s, 3))
         self.post(ev.Diagnosed(generation, diagnosis, _incident_id(), random.random()))

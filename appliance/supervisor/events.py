@@ -27,7 +27,7 @@ class Timer(enum.Enum):
     DRAIN = "drain"
     """Running answers had their time."""
     STOP = "stop"
-    """The engine ignored SIGTERM."""
+    """The engine ignored SIGTERM, ours or somebody else's."""
     BACKOFF = "backoff"
     STABLE = "stable"
     """It served long enough to forget earlier failures."""
@@ -146,6 +146,14 @@ class FatalLine:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineEnding:
+    """It refuses new requests and finishes the running ones, and we had not asked for that."""
+
+    generation: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineExited:
     """The group's leader is dead; others of the group may live."""
 
@@ -232,7 +240,7 @@ class SettingsChanged:
 
 Event = (
     Started | GpuReady | NoGpu | GpuWaiting | Planned | PlanFailed | SpawnFailed | EngineReady | Proved | ProofFailed | Progress
-    | HangDetected | FatalLine | EngineExited | GroupEmpty | GroupStuck | GpuLost | Diagnosed | TimerFired | DrainRequested
+    | HangDetected | FatalLine | EngineEnding | EngineExited | GroupEmpty | GroupStuck | GpuLost | Diagnosed | TimerFired | DrainRequested
     | RestartRequested | ResumeRequested | StopRequested | SettingsChanged
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from appliance.core.causes import Cause
-from appliance.core.diagnosis import Confidence, Diagnosis
+from appliance.core.diagnosis import Citation, Confidence, Diagnosis
 from appliance.core.evidence import Evidence, Source
 from appliance.core.requests import InflightRequest
 from appliance.gpu.kernel_log import KernelLine
@@ -63,6 +63,10 @@ class EvidenceDesk:
         data = {"kind": kind, "silent_s": hang.silent_s, "running": hang.running, "process_state": process_state}
         self._fact(Source.PROBE, f"{hang}{stopped}", data)
 
+    def add_ending(self, text: str) -> None:
+        """Its own /health said that it stops."""
+        self._fact(Source.PROBE, text, {"kind": "ending"})
+
     def add_failed_start(self, text: str) -> None:
         """It did not exec, or did not prove itself."""
         self._fact(Source.PROBE, text, {"kind": "start"})
@@ -114,17 +118,20 @@ def window(evidence: Sequence[Evidence], diagnosis: Diagnosis) -> tuple[Evidence
     )
 
 
-def unasked(diagnosis: Diagnosis) -> Diagnosis:
-    """The verdict on a death that our stop ledger knows nothing of: an orderly end was then somebody else's signal.
+def unasked(diagnosis: Diagnosis, evidence: Sequence[Evidence]) -> Diagnosis:
+    """The verdict on a death that our stop ledger knows nothing of: nothing about it is in order.
 
-    A log alone cannot tell the two apart; the ledger can.
+    A log alone cannot tell a stop that was asked for from one that was not; the ledger can.
     """
-    if diagnosis.cause is not Cause.OK_SHUTDOWN:
+    if not diagnosis.cause.is_ok:
         return diagnosis
-    return replace(
-        diagnosis,
-        cause=Cause.EXTERNAL_SIGTERM,
-        confidence=Confidence.MEDIUM,
-        sentence="The engine was told to stop and left in order, and neither we nor a person on our control socket had asked for it.",
-        remedies=("Find out who sends signals to the engine (an operator, an orchestrator, another service manager).",),
-    )
+    ending = next((item for item in evidence if item.source is Source.PROBE and item.data.get("kind") == "ending"), None)
+    if diagnosis.cause is Cause.OK_SHUTDOWN or ending is not None:
+        root = Citation(ending.source, ending.line, ending.text, ending.time_s) if ending is not None else diagnosis.root
+        sentence = "The engine was told to stop and left in order, and neither we nor a person on our control socket had asked for it."
+        cure = "Find out who sends signals to the engine (an operator, an orchestrator, another service manager)."
+        return replace(
+            diagnosis, cause=Cause.EXTERNAL_SIGTERM, confidence=Confidence.MEDIUM, sentence=sentence, root=root, remedies=(cure,)
+        )
+    sentence = "The engine ended although nobody had asked it to, and no line of the evidence carries a cause."
+    return replace(diagnosis, cause=Cause.UNKNOWN, confidence=Confidence.LOW, sentence=sentence, remedies=())

@@ -10,13 +10,14 @@ naive probes restarted healthy nodes). What counts:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 STEP_FACTOR = 8.0
 """A step this much longer than the slowest recent one is not explained by it."""
 STEP_MEMORY = 0.9
 """The slowest recent step fades by this factor with each later one, so that one old outlier does not excuse silence for ever."""
+MARGIN_S = 0.05
 CPU_BUSY_SHARE = 0.05
 """Below this share of one CPU a process is not computing."""
 
@@ -62,12 +63,13 @@ class Watch:
     Attributes:
         answered_s: when a probe was answered last.
         moved_s: when progress was seen to move, or nothing ran, last.
+        looked_s, cpu_s: when we looked last, answered or not, and the CPU time that the process had used by then.
         step_s: the slowest recent step, fading.
-        cpu_s: CPU time of the process when a probe was answered last or missed first.
     """
 
     answered_s: float
     moved_s: float
+    looked_s: float
     cpu_s: float
     progress: int | None = None
     running: int = 0
@@ -76,7 +78,7 @@ class Watch:
 
 def begin(now_s: float, cpu_s: float) -> Watch:
     """A life that just became ready."""
-    return Watch(answered_s=now_s, moved_s=now_s, cpu_s=cpu_s)
+    return Watch(answered_s=now_s, moved_s=now_s, looked_s=now_s, cpu_s=cpu_s)
 
 
 def answered(watch: Watch, now_s: float, cpu_s: float, progress: int | None, running: int) -> Watch:
@@ -85,7 +87,12 @@ def answered(watch: Watch, now_s: float, cpu_s: float, progress: int | None, run
     step_s = watch.step_s
     if moved and progress is not None and watch.progress is not None and watch.running > 0 and progress > watch.progress:
         step_s = max((now_s - watch.moved_s) / (progress - watch.progress), watch.step_s * STEP_MEMORY)
-    return Watch(now_s, now_s if moved else watch.moved_s, cpu_s, progress, running, step_s)
+    return Watch(now_s, now_s if moved else watch.moved_s, now_s, cpu_s, progress, running, step_s)
+
+
+def missed(watch: Watch, now_s: float, cpu_s: float) -> Watch:
+    """A probe was not answered, and was judged."""
+    return replace(watch, looked_s=now_s, cpu_s=cpu_s)
 
 
 def judge_progress(watch: Watch, now_s: float, limits: HangLimits) -> Hang | None:
@@ -97,10 +104,16 @@ def judge_progress(watch: Watch, now_s: float, limits: HangLimits) -> Hang | Non
     return Hang(Silence.PROGRESS, silent_s, allowed_s, watch.running, "") if silent_s > allowed_s else None
 
 
+def patience_s(watch: Watch, now_s: float, limits: HangLimits, timeout_s: float) -> float:
+    """How long to wait for the next answer: no longer than until its absence would be judged, so that the verdict is not late."""
+    until_floor_s = watch.answered_s + limits.floor_s - now_s
+    return min(timeout_s, until_floor_s + MARGIN_S) if until_floor_s > 0 else timeout_s
+
+
 def judge_silence(watch: Watch, now_s: float, cpu_s: float, limits: HangLimits, detail: str) -> Hang | None:
-    """After a probe that was not answered."""
+    """After a probe that was not answered. Busy is what it did since we looked last, not what it did before it fell silent."""
     silent_s = now_s - watch.answered_s
-    busy = cpu_s - watch.cpu_s > CPU_BUSY_SHARE * max(silent_s, 1e-9)
+    busy = cpu_s - watch.cpu_s > CPU_BUSY_SHARE * (now_s - watch.looked_s)
     allowed_s = limits.ceiling_s if busy else limits.floor_s
     words = f"{detail}; it {'computes' if busy else 'uses no CPU'}"
     return Hang(Silence.HEALTH, silent_s, allowed_s, watch.running, words) if silent_s > allowed_s else None

@@ -63,6 +63,7 @@ class EngineLife:
             ready=lambda limits: self._post(ev.EngineReady(self.generation, limits)),
             progress=lambda running, waiting: self._post(ev.Progress(self.generation, running, waiting)),
             hung=self._on_hang,
+            ending=self._on_ending,
         )
         self._prober = Prober(self.spec, probes, fallback, self._process.cpu_s, listener)
         self._probing = self._start(self._prober.run(), "prober", ev.HangDetected(self.generation, "our prober failed by a defect"))
@@ -147,6 +148,10 @@ class EngineLife:
         state = self._process.state if self._process is not None else ""
         self._desk.add_hang(hang, state)
         self._post(ev.HangDetected(self.generation, str(hang), stopped=state == "T"))
+
+    def _on_ending(self, text: str) -> None:
+        self._desk.add_ending(text)
+        self._post(ev.EngineEnding(self.generation, text))
 
     def _stop_probing(self) -> None:
         if self._probing is not None:

@@ -19,6 +19,8 @@ READY_POLL_S = 0.05
 READY_POLL_MAX_S = 0.5
 """While it loads: quick at first (a warm start takes half a second), slower for a load of minutes."""
 HURRY_INTERVAL_S = 0.1
+SILENT_INTERVAL_S = 0.2
+"""After a probe without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Listener:
     progress: Callable[[int, int], None]
     """Running and waiting requests, after each answer."""
     hung: Callable[[hang.Hang], None]
+    ending: Callable[[str], None]
+    """It refuses new requests and finishes what runs."""
 
 
 class Prober:
@@ -51,6 +55,7 @@ class Prober:
         self._to = to
         self._interval_s = settings.interval_s
         self._hurried = asyncio.Event()
+        self._told_ending = False
 
     def hurry(self) -> None:
         """Somebody waits for the engine to become idle: ask at once and more often."""
@@ -62,8 +67,9 @@ class Prober:
         await self._until_ready()
         watch = hang.begin(time.monotonic(), self._cpu_s())
         while True:
+            silent = watch.looked_s > watch.answered_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(min(self._interval_s, SILENT_INTERVAL_S) if silent else self._interval_s):
                     await self._hurried.wait()
             self._hurried.clear()
             watch, found = await self._look(watch)
@@ -75,7 +81,7 @@ class Prober:
         pause_s = READY_POLL_S
         while True:
             try:
-                answer = await self._ask()
+                answer = await self._ask(self._settings.timeout_s)
             except NoAnswer:
                 answer = None
             if answer is not None and answer.status == 200:
@@ -85,21 +91,30 @@ class Prober:
             pause_s = min(pause_s * 1.05, READY_POLL_MAX_S)
 
     async def _look(self, watch: hang.Watch) -> tuple[hang.Watch, hang.Hang | None]:
+        limits = self._settings.hang
         try:
-            answer = await self._ask()
+            answer = await self._ask(hang.patience_s(watch, time.monotonic(), limits, self._settings.timeout_s))
+            problem = "" if answer.status == 200 else f"status {answer.status}"
         except NoAnswer as error:
-            return watch, hang.judge_silence(watch, time.monotonic(), self._cpu_s(), self._settings.hang, str(error))
-        now_s = time.monotonic()
-        if answer.status != 200:
-            return watch, hang.judge_silence(watch, now_s, self._cpu_s(), self._settings.hang, f"status {answer.status}")
-        counters = answer.json()
+            answer, problem = Answer(0, b""), str(error)
+        now_s, cpu_s, counters = time.monotonic(), self._cpu_s(), answer.json()
         running, waiting = _count(counters, "running") or 0, _count(counters, "waiting") or 0
-        watch = hang.answered(watch, now_s, self._cpu_s(), _count(counters, "progress"), running)
+        if answer.status == 503 and counters.get("status") == "draining":
+            self._tell_ending(running)
+        elif problem:
+            found = hang.judge_silence(watch, now_s, cpu_s, limits, problem)
+            return hang.missed(watch, now_s, cpu_s), found
+        watch = hang.answered(watch, now_s, cpu_s, _count(counters, "progress"), running)
         self._to.progress(running, waiting)
-        return watch, hang.judge_progress(watch, now_s, self._settings.hang)
+        return watch, hang.judge_progress(watch, now_s, limits)
 
-    async def _ask(self) -> Answer:
-        return await exchange(self._spec.endpoint, self._spec.probe_path, self._settings.timeout_s)
+    def _tell_ending(self, running: int) -> None:
+        if not self._told_ending:
+            self._told_ending = True
+            self._to.ending(f"it was told to stop: it refuses new requests and finishes {running}")
+
+    async def _ask(self, timeout_s: float) -> Answer:
+        return await exchange(self._spec.endpoint, self._spec.probe_path, timeout_s)
 
 
 async def prove(spec: LaunchSpec, requests: tuple[ProofRequest, ...], deadline_s: float) -> str | None:

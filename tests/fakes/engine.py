@@ -33,7 +33,7 @@ class FakeEngine:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.ready = False
+        self.ready = self.draining = False
         self.progress = self.running = self.waiting = self.served = self.aborted = 0
         self.flowing = asyncio.Event()
         self.flowing.set()
@@ -59,7 +59,8 @@ class FakeEngine:
         """One request."""
         if path == "/health":
             counters = {"progress": self.progress, "running": self.running, "waiting": self.waiting, "limits": self.limits()}
-            answer(writer, 200 if self.ready else 503, {"status": "ok", **counters} if self.ready else {"status": "loading"})
+            status = "draining" if self.draining else "ok" if self.ready else "loading"
+            answer(writer, 200 if status == "ok" else 503, {"status": status, **(counters if self.ready else {})})
         elif path == "/stats":
             counts = {"served": self.served, "aborted": self.aborted, "running": self.running}
             answer(writer, 200, {**counts, "pid": os.getpid(), "stray_pid": self.stray_pid})
@@ -208,6 +209,9 @@ async def serve(options: argparse.Namespace) -> None:
     print("fake engine: ready", file=sys.stderr, flush=True)
     await stopping.wait()
     print("fake engine: Received SIGTERM, shutting down", file=sys.stderr, flush=True)
+    engine.draining = True
+    while engine.running:
+        await asyncio.sleep(0.01)
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:

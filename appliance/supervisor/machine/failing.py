@@ -44,6 +44,14 @@ def on_fatal_line(state: MachineState, text: str, now_s: float) -> Step:
     return failed, (ev.SetTimer(ev.Timer.SETTLE, state.generation, SETTLE_S),)
 
 
+def on_ending(state: MachineState, text: str, now_s: float) -> Step:
+    """Somebody else told it to stop: new requests are held for the next life, the running ones may finish, within a deadline."""
+    failed, _ = fail(state, text, now_s, kill=None)
+    if failed is state:
+        return state, ()
+    return failed, (ev.SetTimer(ev.Timer.STOP, state.generation, state.settings.stop_deadline_s),)
+
+
 def on_spawn_failed(state: MachineState, text: str, now_s: float) -> Step:
     """There never was a process."""
     if not state.alive:

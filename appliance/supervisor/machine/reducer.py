@@ -75,6 +75,8 @@ def _on_bad_news(state: MachineState, event: ev.Event, now_s: float) -> Step:
             return failing.fail(state, text, now_s, kill=ev.KillHow.ABORT, outside=stopped)
         case ev.FatalLine(text=text):
             return failing.on_fatal_line(state, text, now_s)
+        case ev.EngineEnding(text=text):
+            return failing.on_ending(state, text, now_s)
         case ev.GpuLost(text=text) if state.uses_gpu:
             return failing.fail(state, text, now_s, kill=ev.KillHow.NOW)
         case ev.EngineExited(text=text):
@@ -96,8 +98,8 @@ def _on_timer(state: MachineState, timer: ev.Timer, now_s: float) -> Step:
             return state, (ev.Kill(state.generation, ev.KillHow.NOW, state.failure.first_evidence, requested=False),)
         case ev.Timer.DRAIN, EngineState.DRAINING if not state.stopping and state.failure is None:
             return stopping.begin_stop(state, ev.KillHow.TERM)
-        case ev.Timer.STOP, EngineState.DRAINING if state.alive:
-            return state, (ev.Kill(state.generation, ev.KillHow.NOW, "it ignored SIGTERM", requested=True),)
+        case ev.Timer.STOP, _ if state.alive and (state.stopping or state.failure is not None):
+            return state, (ev.Kill(state.generation, ev.KillHow.NOW, "it did not end after SIGTERM", requested=state.stopping),)
         case ev.Timer.BACKOFF, EngineState.BACKOFF if state.failure is None and not state.alive:
             return failing.try_again(state, now_s)
         case ev.Timer.STABLE, EngineState.SERVING | EngineState.DEGRADED:

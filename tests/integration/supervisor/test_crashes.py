@@ -105,6 +105,22 @@ def test_leaving_politely_is_a_crash_too(applianced: Start) -> None:
     assert incident["action"]["kind"] == "restart_same"
 
 
+def test_an_unasked_sigterm_lets_answers_finish(applianced: Start) -> None:
+    """Somebody else stops the engine while it answers: the answer is whole, new requests are held for the next life, and it is named."""
+    one = applianced("--step-s", "0.05")
+    before = one.wait_state("serving")
+    answers: list[dict[str, object]] = []
+    asking = threading.Thread(target=lambda: answers.append(one.engine("/generate", {"sampling_params": {"max_new_tokens": 30}})))
+    asking.start()
+    wait_for(lambda: one.engine("/health")["running"] == 1, "the request runs")
+    os.kill(before["engine_pid"], signal.SIGTERM)
+    one.wait_state("backoff")
+    asking.join(10)
+    assert str(answers[0]["text"]).endswith(" t29")
+    one.wait_state("serving", above=1)
+    assert one.wait_incident()[0]["diagnosis"]["cause"] == "external_sigterm"
+
+
 def test_a_fatal_line_does_not_wait_for_death(applianced: Start) -> None:
     """The engine says that CUDA is gone and lingers: it is ended at once, and the line is the root."""
     one = applianced()

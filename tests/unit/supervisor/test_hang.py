@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.supervisor.hang import Hang, HangLimits, Silence, Watch, answered, begin, judge_progress, judge_silence
+from appliance.supervisor.hang import Hang, HangLimits, Silence, Watch, answered, begin, judge_progress, judge_silence, missed, patience_s
 
 LIMITS = HangLimits(floor_s=10.0, ceiling_s=60.0)
 
@@ -76,3 +76,18 @@ def test_silence_that_computes_has_until_the_ceiling() -> None:
     watch = run((1.0, 5, 1))
     assert judge_silence(watch, 50.0, 45.0, LIMITS, "no answer") is None
     assert judge_silence(watch, 62.0, 55.0, LIMITS, "no answer") is not None
+
+
+def test_what_it_did_before_it_fell_silent_is_no_excuse() -> None:
+    """Stopped right after an honest second of work: the work was before the first missed probe."""
+    watch = answered(begin(0.0, 0.0), 1.0, 1.0, 5, 1)
+    watch = missed(watch, 6.0, 3.0)
+    assert judge_silence(watch, 11.2, 3.0, LIMITS, "no answer") is not None
+
+
+def test_the_last_question_is_not_waited_for_too_long() -> None:
+    """The answer's absence is judged at the floor, not a whole probe time-out later."""
+    watch = answered(begin(0.0, 0.0), 100.0, 0.0, 5, 1)
+    assert patience_s(watch, 101.0, LIMITS, 5.0) == 5.0
+    assert 3.0 < patience_s(watch, 107.0, LIMITS, 5.0) < 3.2
+    assert patience_s(watch, 111.0, LIMITS, 5.0) == 5.0

@@ -86,6 +86,17 @@ def test_a_hang_is_aborted_for_its_stacks() -> None:
     assert [kill.how for kill in drive.of(ev.Kill)] == [ev.KillHow.ABORT]
 
 
+def test_an_engine_that_ends_by_itself_may_finish_its_answers() -> None:
+    """Somebody sent it SIGTERM: new requests are held at once, it is not killed before its deadline, and it is an incident."""
+    drive = Drive().serving().give(ev.EngineEnding(1, "draining"))
+    assert drive.state.state is State.BACKOFF
+    assert drive.of(ev.SetTimer) == [ev.SetTimer(ev.Timer.STOP, 1, 30.0)]
+    assert drive.of(ev.Kill) == []
+    assert [kill.how for kill in drive.give(ev.TimerFired(1, ev.Timer.STOP)).of(ev.Kill)] == [ev.KillHow.NOW]
+    drive.give(ev.EngineExited(1, "exit 0"), ev.GroupEmpty(1))
+    assert drive.of(ev.Diagnose) == [ev.Diagnose(1)]
+
+
 def test_back_off_waits_and_the_wait_can_be_cut_short() -> None:
     """The second failure in a row waits; `appliancectl restart` does not."""
     drive = Drive().serving().crashed(Cause.KILLED_UNKNOWN).started().crashed(Cause.KILLED_UNKNOWN)
