@@ -25,7 +25,7 @@ def from_record(record: Mapping[str, object]) -> Measured:
     sizes = {name: record.get(name) for name in _COUNTED}
     kept = {name: size for name, size in sizes.items() if isinstance(size, int) and not isinstance(size, bool) and size >= 0}
     source = record.get("source")
-    return Measured(**kept, source=source if isinstance(source, str) else "an earlier start")  # type: ignore[arg-type]
+    return Measured(**kept, source=source if isinstance(source, str) else "an earlier start")
 
 
 def calibrated(inputs: PlanInputs, measured: Measured) -> PlanInputs:

@@ -14,6 +14,7 @@ from appliance.core.plan import MemoryPlan, Rung
 from appliance.planner import moves
 from appliance.planner.choose import attempt, rung_of
 from appliance.planner.engines import rules_of
+from appliance.planner.features import FEATURES
 from appliance.planner.inputs import Choice, PlanInputs, Shortfall, counted
 from appliance.planner.moves import Move, Step
 
@@ -63,7 +64,7 @@ def sequences_and_chunk(step: Step) -> float:
 
 def switched_on(step: Step) -> float:
     """Features in use, cards and sequences: what may be at fault in software."""
-    return len(moves.FEATURES) - len(step.inputs.features_off) + step.inputs.tensor_parallel + step.inputs.running
+    return len(FEATURES) - len(step.inputs.features_off) + step.inputs.tensor_parallel + step.inputs.running
 
 
 _MEMORY = (

@@ -1,0 +1,79 @@
+"""What `appliancectl plan` plans with: the model behind a name, and the card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from appliance.cli.place import SYSTEM_STATE_DIR, Place, own_state_dir
+from appliance.core.plan import GpuFacts, ModelFacts
+from appliance.core.units import KIB, MIB, parse_bytes
+from appliance.planner.gpus import gpu_facts
+from appliance.planner.inputs import PlanInputError
+
+AUTO = "auto"
+"""As a value: as if the option had not been given (a way out may take one back)."""
+SMI_DEADLINE_S = 5.0
+_SMI = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,uuid,pci.bus_id", "--format=csv,noheader,nounits")
+
+
+def find_model(place: Place, named: str) -> ModelFacts:
+    """A path, a model of this box's state folder, or a well-known name.
+
+    Raises:
+        ModelError: none of these.
+    """
+    from appliance.planner.model_files import model_facts
+
+    bare = "/" not in named and not named.endswith((".json", ".gguf"))
+    folders = [place.state_dir] if place.state_dir else [SYSTEM_STATE_DIR, own_state_dir()]
+    for path in (Path(named), *(folder / "models" / named for folder in folders if bare)):
+        if path.exists():
+            return model_facts(path)
+    if not bare and named.count("/") != 1:
+        return model_facts(named)  # which says what is missing
+    from appliance.planner.catalogue import known_model
+
+    return known_model(named)
+
+
+def find_gpu(named: str, engine: str) -> GpuFacts:
+    """The card by its name; "auto": the first one here. For the built-in engine, the machine's memory.
+
+    Raises:
+        PlanInputError: no such card, or none here.
+    """
+    if engine == "native":
+        return _host_memory(named)
+    return _first_card() if named == AUTO else gpu_facts(named)
+
+
+def _host_memory(named: str) -> GpuFacts:
+    if named != AUTO:
+        try:
+            return GpuFacts("the machine", parse_bytes(named))
+        except ValueError as error:
+            raise PlanInputError(f"{named!r} is no size of memory", hint="the built-in engine uses the machine's: write 16GiB") from error
+    rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if ":" in line)
+    total, free = (int(rows[key].split()[0]) * KIB for key in ("MemTotal", "MemAvailable"))
+    return GpuFacts("the machine", total, free)
+
+
+def _first_card() -> GpuFacts:
+    """What nvidia-smi says; a hung driver is not waited for."""
+    import subprocess  # 5 ms, and most plans name their card
+
+    try:
+        said = subprocess.run(_SMI, capture_output=True, text=True, timeout=SMI_DEADLINE_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        why = "nvidia-smi did not answer" if isinstance(error, subprocess.TimeoutExpired) else "no NVIDIA card answers here"
+        raise PlanInputError(why, hint="name the card with --gpu, such as --gpu 24GiB or --gpu rtx3090") from error
+    fields = [field.strip() for field in said.splitlines()[0].split(",")] if said.strip() else []
+    if len(fields) != 5 or not fields[1].isdigit() or not fields[2].isdigit():
+        raise PlanInputError("nvidia-smi lists no card", hint="name the card with --gpu, such as --gpu 24GiB")
+    name, total, free, uuid, bus = fields
+    try:
+        facts = gpu_facts(name)
+    except PlanInputError:
+        facts = gpu_facts(f"{-(-int(total) // 1024)}GiB")
+    return replace(facts, name=name, uuid=uuid, pci_bus_id=bus, free_at_start_bytes=min(int(free) * MIB, facts.total_bytes))

@@ -1,0 +1,195 @@
+"""How a plan looks: the bar, the chain and the table for people, one document for programs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from appliance.cli.printing import WIDTH, bad, bold, faint, good, say, say_json, table, uncertain, wrapped
+from appliance.core.plan import MemoryPlan
+from appliance.core.units import format_bytes
+from appliance.planner.draw import bar
+from appliance.planner.engines import rules_of
+from appliance.planner.inputs import Choice, PlanInputs, PlanRefused, TableRow
+
+Result = Choice | PlanRefused
+_COLOURS = {"█": "blue", "▒": "green", "▓": "magenta", "▤": "red", "▞": "yellow", "▚": "yellow"}
+_COMMANDS = {"sglang": ("python", "-m", "sglang.launch_server"), "vllm": ("vllm", "serve"), "llamacpp": ("llama-server",)}
+
+
+def plan_of(result: Result) -> MemoryPlan:
+    """The chain, of a refusal too."""
+    return result.plan if isinstance(result, Choice) else result.shortfall.plan
+
+
+def _rows(result: Result) -> tuple[TableRow, ...]:
+    return result.table if isinstance(result, Choice) else result.shortfall.table
+
+
+def engine_flags(result: Result) -> tuple[str, ...]:
+    """The engine's options; none for a plan that cannot run."""
+    return rules_of(result.inputs.engine).flags(result.inputs, result.plan) if isinstance(result, Choice) else ()
+
+
+def command_line(choice: Choice) -> str:
+    """The engine's command line, without the model's path, which the plan does not know."""
+    return shlex.join((*_COMMANDS.get(choice.inputs.engine, ("python", "-m", "appliance.engine")), *engine_flags(choice)))
+
+
+def print_json(result: Result, compared: tuple[Any, ...] = ()) -> None:
+    """The keys of docs/budget.md."""
+    say_json(document(result, compared))
+
+
+def document(result: Result, compared: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """What --json prints."""
+    plan = plan_of(result)
+    answer: dict[str, Any] = {
+        "mem_fraction": plan.mem_fraction,
+        "kv_tokens": plan.kv_tokens,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "headroom_bytes": plan.headroom_bytes,
+        "context_length": plan.context_length_tokens,
+        "fits": isinstance(result, Choice),
+        "terms": [{"name": t.name, "bytes": t.size_bytes, "formula": t.formula, "source": t.source} for t in plan.terms],
+        "table": [_row(row) for row in _rows(result)],
+        "choice": _choice(result),
+        "ways_out": [
+            {"change": way.change, "gain": way.gain, "options": list(way.options), "context_length": way.plan.context_length_tokens}
+            for way in (result.ways_out if isinstance(result, PlanRefused) else ())
+        ],
+        "flags": list(engine_flags(result)),
+    }
+    if compared:
+        answer["measured"] = [_compared(row) for row in compared]
+    return answer
+
+
+def _compared(row: Any) -> dict[str, Any]:
+    return {"name": row.name, "planned": row.planned, "measured": row.measured, "unit": row.unit, "off": round(row.off, 5)}
+
+
+def _row(row: TableRow) -> dict[str, Any]:
+    return {
+        "mem_fraction": row.mem_fraction,
+        "kv_tokens": row.kv_tokens,
+        "headroom_bytes": row.headroom_bytes,
+        "context_length": row.context_length_tokens,
+        "fits": row.fits,
+    }
+
+
+def _choice(result: Result) -> dict[str, Any]:
+    inputs, plan = result.inputs, plan_of(result)
+    return {
+        "engine": inputs.engine,
+        "mem_fraction": plan.mem_fraction,
+        "context_length": plan.context_length_tokens,
+        "kv_tokens": plan.kv_tokens,
+        "headroom_bytes": plan.headroom_bytes,
+        "activation_peak_bytes": plan.activation_peak_bytes,
+        "max_running": inputs.max_running,
+        "prefill_chunk": inputs.prefill_chunk_tokens,
+        "kv_dtype": inputs.kv_dtype,
+        "tensor_parallel": inputs.tensor_parallel,
+        "reason": result.reason if isinstance(result, Choice) else result.message,
+        "warnings": list(result.warnings) if isinstance(result, Choice) else [],
+        "assumptions": list(inputs.assumptions),
+    }
+
+
+def print_words(result: Result, *, explain: bool = False, compared: tuple[Any, ...] = ()) -> None:
+    """For people."""
+    inputs, plan = result.inputs, plan_of(result)
+    mark = good("fits") if isinstance(result, Choice) else bad("does not fit")
+    version = f" {inputs.engine_version}" if inputs.engine_version else ""
+    card = (f"{inputs.tensor_parallel} × " if inputs.tensor_parallel > 1 else "") + inputs.gpu.name
+    seen = format_bytes(inputs.gpu.total_bytes)
+    say(f"{mark} {bold(inputs.model.name)} on {card} ({seen} seen), {inputs.engine}{version}")
+    _print_bar(plan, inputs)
+    if explain:
+        for sentence in plan.explain():
+            _print_wrapped(sentence)
+    else:
+        _print_chain(plan)
+    say()
+    if isinstance(result, Choice):
+        _print_wrapped(result.reason)
+        for warning in result.warnings:
+            _print_wrapped(f"{uncertain('note')} {warning}")
+    else:
+        _print_refusal(result)
+    if inputs.assumptions:
+        _print_wrapped(faint("assumed: " + "; ".join(inputs.assumptions)))
+    _print_table(result)
+    _print_compared(compared)
+
+
+def _print_bar(plan: MemoryPlan, inputs: PlanInputs) -> None:
+    pieces, legend = bar(plan, inputs.gpu.total_bytes, WIDTH - 4)
+    say("  " + "".join(click.style(piece, fg=_COLOURS.get(piece[:1])) for piece in pieces))
+    for line in wrapped(legend, WIDTH - 4):
+        say("  " + line)
+    say()
+
+
+def _print_chain(plan: MemoryPlan) -> None:
+    wide = max(len(term.name) for term in plan.terms)
+    for term in plan.terms:
+        say(f"  {term.name.ljust(wide)}  {format_bytes(term.size_bytes):>12}  {faint(term.formula)}")
+    say(f"  {'KV tokens'.ljust(wide)}  {plan.kv_tokens:>12,}  {faint(f'{plan.kv_bytes_per_token:,} bytes each')}")
+
+
+def _print_refusal(refused: PlanRefused) -> None:
+    _print_wrapped(refused.message)
+    if refused.ways_out:
+        say("What would make it run:")
+    for way in refused.ways_out:
+        _print_wrapped(f"- {way.change}: {way.gain}  {faint(shlex.join(way.options))}")
+
+
+def _print_table(result: Result) -> None:
+    chosen = plan_of(result).mem_fraction
+    say()
+    rows = [
+        (
+            ("→ " if row.mem_fraction == chosen else "  ") + f"{row.mem_fraction:.4g}",
+            f"{row.kv_tokens:>10,}",
+            f"{format_bytes(row.headroom_bytes):>11}",
+            f"{row.context_length_tokens:>9,}",
+            good("fits") if row.fits else faint("no"),
+        )
+        for row in _rows(result)
+    ]
+    table(("  fraction", " KV tokens", "   headroom", "  context", ""), rows)
+
+
+def _print_compared(compared: tuple[Any, ...]) -> None:
+    if not compared:
+        return
+    say()
+    rows = [(row.name, _amount(row.planned, row.unit), _amount(row.measured, row.unit), f"{row.off:+.1%}") for row in compared]
+    table(("term", "planned", "measured", "off"), rows)
+
+
+def _amount(value: int, unit: str) -> str:
+    return f"{value:,}" if unit == "tokens" else format_bytes(value)
+
+
+def _print_wrapped(text: str) -> None:
+    for line in wrapped(text):
+        say(line)
+
+
+def write_svg(result: Result, file: Path) -> None:
+    """Draw the chain. Raises click.FileError."""
+    from appliance.planner.draw_svg import svg
+
+    title = f"{result.inputs.model.name} on {result.inputs.gpu.name}, {result.inputs.engine}, fraction {plan_of(result).mem_fraction:.4g}"
+    try:
+        file.write_text(svg(plan_of(result), result.inputs.gpu.total_bytes, title), encoding="utf-8")
+    except OSError as error:
+        raise click.FileError(str(file), error.strerror or str(error)) from error

@@ -1,0 +1,14 @@
+"""What a rung may switch off."""
+
+from __future__ import annotations
+
+FEATURES = {
+    "cuda_graph": "CUDA graphs",
+    "overlap_schedule": "the scheduler that works ahead of the card",
+    "speculative": "speculative decoding",
+    "attention_backend": "the engine's first choice of attention kernels",
+    "p2p": "direct traffic between the cards (NCCL_P2P_DISABLE=1)",
+    "custom_all_reduce": "the engine's own all-reduce",
+    "current_runtime": "the installed engine version; the one before it is used",
+}
+"""Words of Rung.features_off and what they switch off."""
