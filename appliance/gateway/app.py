@@ -53,14 +53,14 @@ class App:
             await self._end_cancelled(scope["path"], client)
         finally:
             connection.task = None
+            self._metrics.requests[client.label, CLIENT_LEFT if connection.gone else client.outcome] += 1
 
     async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, client: Client) -> None:
-        label = "unknown"
         try:
             if client.connection.interruption is not None:
                 raise client.connection.interruption
             route = route_of(scope["method"], scope["path"])
-            label = route.label
+            client.label = route.label
             if route.kind is Kind.PAGE:
                 await client.answer(*self._pages.get(scope["path"]))
             else:
@@ -70,10 +70,8 @@ class App:
         except ClientGone:
             pass
         except Exception:  # the top loop
-            log.exception("a defect of the gateway, please report it: request %s, %s", client.request_id, label)
+            log.exception("a defect of the gateway, please report it: request %s, %s", client.request_id, client.label)
             await client.refuse(Refused(500, "gateway_defect", "the gateway failed; its journal says how"), dialect_of(scope["path"]))
-        finally:
-            self._metrics.requests[label, CLIENT_LEFT if client.connection.gone else client.outcome] += 1
 
     async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, client: Client, route: Route) -> None:
         body = await self._intake.read(scope["headers"], receive, client.connection)

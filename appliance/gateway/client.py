@@ -26,10 +26,11 @@ class Client:
     Attributes:
         status: what the client was sent; 0 before.
         outcome: the same, or the status of an error that could only be told inside a stream or by breaking it.
+        label: what metrics call its path.
         events: it was promised server-sent events.
     """
 
-    __slots__ = ("_comments", "_send", "_timer", "connection", "events", "outcome", "request_id", "status")
+    __slots__ = ("_comments", "_send", "_timer", "connection", "events", "label", "outcome", "request_id", "status")
 
     def __init__(self, send: Send, connection: ClientConnection, request_id: str) -> None:
         self._send = send
@@ -39,6 +40,7 @@ class Client:
         self._comments: asyncio.Task[None] | None = None
         self.status = self.outcome = 0
         self.events = False
+        self.label = "unknown"
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer."""

@@ -189,12 +189,29 @@ class ClientConnection(HttpToolsProtocol):
         """Called by the parser."""
         self._head_due_s = None
         self._head_bytes = 0
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Pipelined. uvicorn would stop reading until the first answer is out, and a client that left be noticed by
+            # nobody. Instead this connection ends after that answer, and the client asks again, as RFC 9112 9.3.2 has it.
+            self._deaf = True
+            self.cycle.keep_alive = False
+            self.policy.count("pipelined")
+            return
         super().on_headers_complete()
         self._asked = True
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope["extensions"] = {EXTENSION: self}
         if self.policy.draining and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        if not self._deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        if not self._deaf:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for what is no HTTP."""

@@ -88,10 +88,16 @@ def sentence_of(view: View) -> str:
 
 @dataclass(eq=False, slots=True)
 class Life:
-    """One engine life as the gateway knows it; `generation` is applianced's number for it."""
+    """One engine life as the gateway knows it.
+
+    Attributes:
+        generation: applianced's number for it.
+        lost: requests have lost it, and it has not proved itself since.
+    """
 
     generation: int
     upstream: Upstream
+    lost: bool = False
 
 
 class Gate:
@@ -159,11 +165,12 @@ class Gate:
     # a request said
 
     def lost(self, life: Life, loss: UpstreamLost) -> bool:
-        """A request lost its engine. True when this is the first one to notice."""
-        if life is not self.life or loss.kind is LossKind.SUPERSEDED or self.view.engine_lost is not None:
-            return False
-        self._doubt(life, str(loss), NOT_READY_PAUSE_S if loss.kind is LossKind.NOT_READY else 0.0)
-        return True
+        """A request lost its engine. True when it is the first of this life to do so."""
+        first = not life.lost
+        life.lost = True
+        if life is self.life and self.view.engine_lost is None:
+            self._doubt(life, str(loss), NOT_READY_PAUSE_S if loss.kind is LossKind.NOT_READY else 0.0)
+        return first
 
     def stop(self) -> None:
         """End all tasks and the current life."""
@@ -222,6 +229,7 @@ class Gate:
             await asyncio.sleep(PROBE_INTERVAL_S)
         if life is self.life:
             view = self.view
+            life.lost = False
             log.warning("generation %d answers again after: %s", life.generation, view.engine_lost)
             self._set(View(view.publication, view.connected, view.control_error, None))
 

@@ -272,11 +272,16 @@ async def gateway(
         command += ["--set", setting]
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *command, stderr=output, cwd=ROOT, pass_fds=fds, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            *command,
+            stderr=output,
+            cwd=ROOT,
+            pass_fds=fds,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
         )
     running = GatewayProcess(process, port, log)
     try:
         await eventually(lambda: process.returncode is not None or b"listening on" in log.read_bytes(), "the gateway listens")
+        assert process.returncode is None, log.read_text()
         yield running
     finally:
         if process.returncode is None:

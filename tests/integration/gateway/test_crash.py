@@ -273,6 +273,7 @@ async def test_a_life_that_ended_without_closing_its_sockets_is_given_up(run_dir
             await old.wait()
     assert answer.status == 200
     assert status["totals"]["upstream_losses"] == {"superseded": 1}
+    assert [report["kind"] for report in scripted.reports] == ["upstream_lost"]  # though applianced said it before a socket did
 
 
 async def test_while_applianced_is_away_the_engine_serves_on(run_dir: Path) -> None:

@@ -81,6 +81,23 @@ async def test_one_that_leaves_the_queue_makes_room(run_dir: Path) -> None:
         assert (await _stats(run_dir))["aborted_at"] == []
 
 
+async def test_a_client_that_sent_the_next_request_early_is_seen_leaving_too(run_dir: Path) -> None:
+    """Pipelined: the first is answered, the connection then closed; and one that leaves meanwhile is noticed."""
+    async with appliance(run_dir) as (running, _):
+        async with running.connection() as connection:
+            connection.send("POST", CHAT, {"do": "whole", "delay_s": 0.1, "n": 1})
+            connection.send("POST", CHAT, {"do": "whole", "n": 2})
+            answer = await connection.answer()
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            assert await asyncio.wait_for(connection.reader.read(), 5) == b""
+        async with running.connection() as connection:
+            connection.send("POST", CHAT, {"do": "never"})
+            connection.send("POST", CHAT, {"do": "never"})
+            await running.until(lambda status: status["slots"]["in_use"] == 1, "the first runs")
+        await running.until(lambda status: status["slots"]["in_use"] == 0, "it was noticed")
+        assert (await _stats(run_dir))["requests"] == 3  # /stats is one; the second of each pair was never looked at
+
+
 async def test_it_is_reported_as_a_client_that_left(run_dir: Path) -> None:
     """So that diagnosis can tell it from a crash."""
     async with appliance(run_dir) as (running, scripted):
