@@ -276,10 +276,14 @@ class Upstream:
         connection = self._kept() or await self._connect()
         try:
             return await self._exchange(connection, head, body, bodiless)
-        except UpstreamLost:
+        except UpstreamLost as loss:
             if connection.idle_since_s is None or not connection.silent or self._ended is not None:
                 raise
-        return await self._exchange(await self._connect(), head, body, bodiless)
+            try:
+                connection = await self._connect()
+            except UpstreamLost:
+                raise loss from None  # it did not close an idle connection, it died: perhaps of this very request
+        return await self._exchange(connection, head, body, bodiless)
 
     def give_back(self, connection: Connection) -> None:
         """After the end of an answer: keep the connection if it may be used again."""

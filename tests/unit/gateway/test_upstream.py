@@ -159,6 +159,26 @@ async def test_a_kept_connection_closed_meanwhile_is_replaced_once() -> None:
             await ask(upstream)
 
 
+async def test_a_kept_connection_that_died_with_its_engine_is_a_loss_that_counts() -> None:
+    """The request was written to it: it may be what the engine died of, so it must not pass for one that never left us."""
+    servers: list[asyncio.Server] = []
+
+    async def mortal(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+        await reader.readuntil(b"\r\n\r\n")
+        servers[0].close()
+        writer.close()
+
+    servers.append(await asyncio.start_server(mortal, "127.0.0.1", 0))
+    upstream = Upstream(Endpoint(port=servers[0].sockets[0].getsockname()[1]))
+    assert await ask(upstream) == (200, b"x")
+    with pytest.raises(UpstreamLost) as lost:
+        await ask(upstream)
+    assert lost.value.kind is LossKind.RESET
+    assert lost.value.delivered
+
+
 async def test_the_end_of_a_life_ends_its_exchanges_and_begins_no_other() -> None:
     """SUPERSEDED, with the reason."""
 
