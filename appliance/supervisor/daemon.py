@@ -25,8 +25,9 @@ from appliance.core.evidence import Source
 from appliance.core.incident import Incident
 from appliance.core.publication import Publication
 from appliance.core.states import EngineState
-from appliance.gpu import readiness
 from appliance.gpu.kernel_log import KernelLine, KernelLog, says_gpu_lost
+from appliance.gpu.nvml import NvmlProbe
+from appliance.gpu.readiness import Roots
 from appliance.supervisor import events as ev
 from appliance.supervisor.evidence_desk import EvidenceDesk, unasked, window
 from appliance.supervisor.gpu_watch import GpuWatch
@@ -66,7 +67,8 @@ class Supervisor:
         is_fatal_line: Callable[[str], str | None],
         delegation: Delegation | None = None,
         adopts_orphans: bool = False,
-        roots: readiness.Roots | None = None,
+        roots: Roots | None = None,
+        nvml: NvmlProbe | None = None,
     ) -> None:
         self.config = config
         self.backend: Backend = backend_of(config)
@@ -78,7 +80,7 @@ class Supervisor:
         self.desk = EvidenceDesk(self.kernel_log.boot_id)
         self.began_s = time.time()
         self.last_incident: dict[str, Any] | None = None
-        self.gpu = GpuWatch(self.backend, roots or readiness.Roots(), self.post, self.start_task)
+        self.gpu = GpuWatch(self.backend, roots or Roots(), nvml or NvmlProbe(), self.post, self.start_task)
         self.life: EngineLife | None = None
         self.state = self._first_state()
         self.board = PublicationBoard(publication_of(self.state))

@@ -51,7 +51,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class GpuReady:
-    """The cards can be used; `note` names what is missing, if anything."""
+    """The cards can be used; `note` says how many and what is missing."""
 
     cards: int
     note: str = ""

@@ -15,12 +15,12 @@ from appliance.supervisor.life import Post, Start
 class GpuWatch:
     """Owns the task that watches, one at a time."""
 
-    def __init__(self, backend: Backend, roots: readiness.Roots, post: Post, start: Start) -> None:
+    def __init__(self, backend: Backend, roots: readiness.Roots, nvml: NvmlProbe, post: Post, start: Start) -> None:
         self._backend = backend
         self._roots = roots
         self._post = post
         self._start = start
-        self._nvml = NvmlProbe()
+        self._nvml = nvml
         self._task: asyncio.Task[None] | None = None
         self.words = "not looked at yet"
         """What was found last, for the status."""

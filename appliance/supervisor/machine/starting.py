@@ -25,7 +25,7 @@ def on_gpu(state: MachineState, event: ev.GpuReady | ev.NoGpu | ev.GpuWaiting, n
         case ev.NoGpu(reason=reason):
             return plan(replace(state, uses_gpu=False), now_s, f"{reason}: going on with the CPU")
         case ev.GpuReady(cards=cards, note=note):
-            return plan(replace(state, uses_gpu=True), now_s, f"{cards} GPU ready" + (f"; {note}" if note else ""))
+            return plan(replace(state, uses_gpu=True), now_s, f"the GPU is ready: {note or cards}")
 
 
 def on_planned(state: MachineState, event: ev.Planned, now_s: float) -> Step:

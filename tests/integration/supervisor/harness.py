@@ -48,7 +48,12 @@ class Applianced:
     """One applianced process and questions to it."""
 
     def __init__(
-        self, folder: Path, *engine: str, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        *engine: str,
+        settings: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        cgroup: Path | None = None,
     ) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
@@ -60,12 +65,15 @@ class Applianced:
         for key, value in chosen.items():
             self._arguments += ["--set", f"{key}={value}"]
         self._environment = dict(os.environ) | dict(environment or {})
+        self._cgroup = cgroup
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
         """Begin, or begin again on the same folders."""
         (self.folder / "appliance.toml").touch()
         argv = [sys.executable, "-m", "appliance.supervisor", "--config", str(self.folder / "appliance.toml"), *self._arguments]
+        if self._cgroup is not None:
+            argv = ["/bin/sh", "-c", f'echo $$ > {self._cgroup}/cgroup.procs && exec "$@"', "sh", *argv]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=self._environment)
         return self.process

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from appliance.control.client import subscribe
-from appliance.core.errors import ControlError
+from appliance.core.errors import ControlError, Unreachable
 from appliance.core.publication import Publication
+from appliance.core.states import EngineState
 from tests.integration.supervisor.harness import ROOT, Applianced, is_alive, wait_for
 
 Start = Callable[..., Applianced]
@@ -307,6 +308,20 @@ async def test_the_gateway_is_told_every_change(applianced: Start) -> None:
     assert seen[-1].generation == 2
     assert str(seen[-1].endpoint).endswith("engine-2.sock")
     assert seen[1].retry_after_s is not None
+
+
+async def test_the_last_word_reaches_the_gateway(applianced: Start) -> None:
+    """A requested stop is published as such before the socket goes: the gateway need not guess."""
+    one = applianced()
+    await asyncio.to_thread(one.wait_state, "serving")
+    states = []
+    with pytest.raises(Unreachable):
+        async with asyncio.timeout(20):
+            async for publication in subscribe(one.run_dir / "control.sock"):
+                if not states:
+                    one.process.terminate()
+                states.append(publication.state)
+    assert states[-1] is EngineState.STOPPED
 
 
 def test_reports_of_the_gateway_are_kept_with_the_incident(applianced: Start) -> None:

@@ -1,0 +1,88 @@
+"""What is laid out for a verdict, and what is not."""
+
+from __future__ import annotations
+
+import time
+
+from appliance import diagnosis
+from appliance.core.causes import Cause
+from appliance.core.evidence import Evidence, Source
+from appliance.gpu.kernel_log import KernelLine
+from appliance.supervisor.evidence_desk import WINDOW_LINES, EvidenceDesk, unasked, window
+from appliance.supervisor.hang import Hang, Silence
+from appliance.supervisor.log_ring import LogLine
+from appliance.supervisor.process import ExitStatus
+from tests.unit.supervisor.machine_cases import make_diagnosis
+
+
+def verdict(desk: EvidenceDesk, *lines: str) -> Cause:
+    """What diagnosis makes of the desk."""
+    log = [LogLine(number, time.time(), text) for number, text in enumerate(lines, 1)]
+    evidence = desk.collect(log)
+    return unasked(diagnosis.diagnose(evidence, stopped_by_us=False, engine="native"), evidence).cause
+
+
+def test_a_death_by_our_own_signal_is_not_the_cause() -> None:
+    """We ended a hung engine with SIGKILL: the hang is the cause, not a killer."""
+    desk = EvidenceDesk("boot")
+    desk.add_hang(Hang(Silence.HEALTH, 12.0, 10.0, 2, "no answer"), "T")
+    desk.add_exit(ExitStatus(signal="SIGKILL"), frozenset({"SIGKILL", "SIGABRT"}))
+    assert verdict(desk) is Cause.ENGINE_WATCHDOG
+
+
+def test_a_death_by_somebody_elses_signal_is() -> None:
+    """The same signal, not sent by us."""
+    desk = EvidenceDesk("boot")
+    desk.add_exit(ExitStatus(signal="SIGKILL"), frozenset())
+    assert verdict(desk) is Cause.KILLED_UNKNOWN
+
+
+def test_an_oom_kill_of_the_cgroup_names_the_killer() -> None:
+    """memory.events counted one: the kernel's OOM killer."""
+    desk = EvidenceDesk("boot")
+    desk.add_exit(ExitStatus(signal="SIGKILL"), frozenset())
+    desk.add_oom_kills(1)
+    assert verdict(desk) is Cause.HOST_OOM
+
+
+def test_an_orderly_end_that_nobody_asked_for() -> None:
+    """Exit code 0 after its own /health said that it drains: somebody sent a stop signal."""
+    desk = EvidenceDesk("boot")
+    desk.add_ending("it was told to stop: it refuses new requests and finishes 2")
+    desk.add_exit(ExitStatus(code=0), frozenset())
+    assert verdict(desk, "[2026-11-30 10:00:00] INFO The engine is ready.") is Cause.EXTERNAL_SIGTERM
+
+
+def test_no_death_is_called_healthy() -> None:
+    """Nothing wrong in the log and nobody asked: unknown, never ok."""
+    desk = EvidenceDesk("boot")
+    desk.add_exit(ExitStatus(code=0), frozenset())
+    assert verdict(desk, "[2026-11-30 10:00:00] INFO The engine is ready.") is Cause.UNKNOWN
+
+
+def test_a_new_life_begins_with_a_clean_desk() -> None:
+    """Facts of the old life go, the kernel's lines stay."""
+    desk = EvidenceDesk("boot")
+    desk.add_exit(ExitStatus(code=1), frozenset())
+    desk.add_kernel([KernelLine("NVRM: x", time.time(), 5, replayed=False)])
+    desk.begin_life()
+    assert [item.source for item in desk.collect(())] == [Source.KERNEL_LOG]
+
+
+def test_old_kernel_lines_are_not_about_this_life() -> None:
+    """A kernel line of an hour before the start explains nothing; one without a time may."""
+    desk = EvidenceDesk("boot")
+    desk.add_kernel([KernelLine("old", time.time() - 3600, 1, replayed=True), KernelLine("undated", None, 2, replayed=True)])
+    assert [item.text for item in desk.collect(())] == ["undated"]
+
+
+def test_the_incident_keeps_the_end_and_what_was_cited() -> None:
+    """Thousands of lines do not go into the database; the root does, however early it stood."""
+    evidence = [Evidence(Source.ENGINE_LOG, f"line {number}", line=number) for number in range(1, 1001)]
+    evidence.append(Evidence(Source.EXIT, "killed by SIGKILL"))
+    from appliance.core.diagnosis import Citation
+
+    kept = window(evidence, make_diagnosis(root=Citation(Source.ENGINE_LOG, 3, "line 3")))
+    assert [item.text for item in kept[:2]] == ["line 3", f"line {1001 - WINDOW_LINES}"]
+    assert kept[-1].source is Source.EXIT
+    assert len(kept) == WINDOW_LINES + 2
