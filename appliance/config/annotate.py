@@ -57,12 +57,12 @@ def _table(table: str, kind: type) -> Iterator[str]:
     yield f"[{table}]"
     for name, key_field in keys_of(kind).items():
         facts = facts_of(key_field)
-        yield from textwrap.wrap(f"{facts.doc} {_legal(facts)}", _WIDTH, initial_indent="# ", subsequent_indent="# ")
+        yield from textwrap.wrap(f"{facts.doc} {legal_words(facts)}", _WIDTH, initial_indent="# ", subsequent_indent="# ")
         yield f"#{name} = {toml_value(key_field.default, facts)}"
     yield ""
 
 
-def _legal(facts: KeyFacts) -> str:
+def legal_words(facts: KeyFacts) -> str:
     """The limits in words; empty where there are none."""
     if facts.choices:
         return "One of: " + ", ".join(toml_value(choice, facts) for choice in facts.choices) + "."
