@@ -20,6 +20,8 @@ def facts_of(evidence: Sequence[Evidence]) -> list[Event]:
         Source.PROBE: _probe,
         Source.CGROUP: _cgroup,
         Source.GATEWAY: _gateway,
+        Source.NVML: _nvml,
+        Source.CORE_DUMP: _core_dump,
     }
     found = [maker(item, order) for order, item in enumerate(evidence) if (maker := makers.get(item.source)) is not None]
     return [event for event in found if event is not None]
@@ -76,3 +78,18 @@ def _gateway(item: Evidence, order: int) -> Event | None:
         order,
         pattern_id=f"gateway.{kind}",
     )
+
+
+def _nvml(item: Evidence, order: int) -> Event | None:
+    """What the flight recorder saw: shown in the chain, never a cause by itself."""
+    if not item.text:
+        return None
+    return Event("echo", Kind.SYMPTOM, None, 6, 55, item, order, pattern_id=f"nvml.{item.data.get('kind', 'sample')}")
+
+
+def _core_dump(item: Evidence, order: int) -> Event | None:
+    """A dump names the signal its process died of; the rules give that a cause."""
+    signal = item.data.get("signal")
+    if not isinstance(signal, str):
+        return None
+    return Event("death", Kind.CONSEQUENCE, None, 1, 77, item, order, {"signal": signal}, "core_dump", fatal=True)

@@ -226,6 +226,8 @@ def sigterm(event: Event, case: Case) -> Event | None:
     """A stop signal is a crash only when nobody we know asked for it and the engine did not leave in order."""
     if case.stopped_by_us or case.has("stop_requested"):
         return caused(event, Cause.OK_SHUTDOWN, tier=7, rank=20, note="the stop was asked for")
+    if event.pattern_id == "native.sigterm":  # only ever stopped by applianced, whose ledger would be among the evidence
+        return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="no record of ours asks for this stop")
     dirty = case.has("wrapper", "runtime_failed", "startup_failed") or (case.exit.known and case.exit.code != 0 and not case.has("drained"))
     if dirty or (event.phase is Phase.LOADING and not case.served):
         return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="no record of ours asks for this stop")
