@@ -18,6 +18,7 @@ pytestmark = pytest.mark.model
 
 CLIENTS = 8
 KILLS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGQUIT, signal.SIGABRT, signal.SIGSTOP] * 4
+# An abort says that a program gave up, never why: `unknown` is the right answer to kill -ABRT, and its evidence is kept.
 CAUSE_OF = {
     signal.SIGKILL: "killed_unknown",
     signal.SIGSEGV: "segfault_native",

@@ -18,6 +18,8 @@ QUICK_FAILURES_MAX = 5
 LONGEST_LINE_BYTES = 64 * 1024
 _READ_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
+_IGNORED_BY_SHELLS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+"""`appliancectl run &` in a script, or under nohup, would pass "ignore" on to the engine, which then survives kill -QUIT."""
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
@@ -71,6 +73,8 @@ class Child:
         parent = os.getpid()
 
         def ends_with_parent() -> None:
+            for number in _IGNORED_BY_SHELLS:
+                signal.signal(number, signal.SIG_DFL)
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:  # it died before the line above
                 os._exit(1)

@@ -142,7 +142,8 @@ class Session:
     def _signals(self) -> Iterator[None]:
         """Signal handlers only write a byte; the loop reads it."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
+        heard = [number for number in STOP_SIGNALS if not (number is signal.SIGHUP and _under_nohup())]
+        before = {number: signal.signal(number, lambda *_: None) for number in heard}
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._selector.register(reader, selectors.EVENT_READ, lambda: self._signalled(os.read(reader, 512)))
         try:
@@ -211,6 +212,10 @@ class Session:
             self._selector.unregister(self._feed)
             self._feed.close()
             self._after(RECONNECT_S, self._follow)
+
+
+def _under_nohup() -> bool:
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def _clock() -> str:

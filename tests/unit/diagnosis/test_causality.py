@@ -222,3 +222,15 @@ def test_no_evidence_is_unknown() -> None:
     verdict = diagnose([])
     assert verdict.cause is Cause.UNKNOWN
     assert verdict.root is None
+
+
+def test_a_stop_of_our_engine_that_nobody_asked_for_is_named_though_it_left_in_order() -> None:
+    """applianced is the only one who stops it; with its ledger it is a shutdown, without one a stranger's signal."""
+    lines = log(
+        "[2026-11-30 10:00:00] INFO The engine is ready. model=m context_length_tokens=8192 max_running=8 kv_tokens=11632 elapsed=1.30 s",
+        "[2026-11-30 10:00:01] INFO SIGTERM received. Running requests: 0; new ones are refused.",
+        "[2026-11-30 10:00:01] INFO The engine has stopped.",
+    )
+    verdict = diagnose([*lines, ended(code=0)])
+    assert (verdict.cause, verdict.root.line if verdict.root else 0) == (Cause.EXTERNAL_SIGTERM, 2)
+    assert diagnose([*lines, ended(code=0), STOP]).cause is Cause.OK_SHUTDOWN

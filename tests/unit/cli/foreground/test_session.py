@@ -49,8 +49,13 @@ STUBBORN = BLOCK + "import os, time; print('up', os.getpid(), flush=True)\nwhile
 class Run:
     """A session in a process of its own, read line by line."""
 
-    def __init__(self, tmp_path: Path, children: list[tuple[str, str]], deadline_s: float = 30.0) -> None:
-        program = f"CHILDREN = {children!r}\nRUN = {str(tmp_path)!r}\n" + PROGRAM.replace("DEADLINE = 30.0", f"DEADLINE = {deadline_s}")
+    def __init__(
+        self, tmp_path: Path, children: list[tuple[str, str]], deadline_s: float = 30.0, ignored: tuple[signal.Signals, ...] = ()
+    ) -> None:
+        ignore = "".join(f"signal.signal({int(number)}, signal.SIG_IGN)\n" for number in ignored)
+        program = f"import signal\n{ignore}CHILDREN = {children!r}\nRUN = {str(tmp_path)!r}\n" + PROGRAM.replace(
+            "DEADLINE = 30.0", f"DEADLINE = {deadline_s}"
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -81,8 +86,8 @@ def runs(tmp_path: Path) -> Iterator[object]:
     """Sessions that are gone after the test, whatever happened in it."""
     started: list[Run] = []
 
-    def start(*children: tuple[str, str], deadline_s: float = 30.0) -> Run:
-        started.append(Run(tmp_path, list(children), deadline_s))
+    def start(*children: tuple[str, str], deadline_s: float = 30.0, ignored: tuple[signal.Signals, ...] = ()) -> Run:
+        started.append(Run(tmp_path, list(children), deadline_s, ignored))
         return started[-1]
 
     yield start
@@ -184,6 +189,19 @@ def test_the_same_ctrl_c_from_two_senders_is_one_request(runs) -> None:
     run.until("stopping: running answers may finish")
     run.process.send_signal(signal.SIGINT)
     assert "stopping at once" not in run.rest()
+    assert run.process.returncode == 0
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing_and_children_heed_their_signals(runs) -> None:
+    """What a shell told `run` to ignore is not passed on to the engine."""
+    run = runs(("gateway", OBEDIENT), ("applianced", OBEDIENT), ignored=(signal.SIGHUP, signal.SIGQUIT))
+    pids = [int(run.until(r" up (\d+)")[1]) for _ in range(2)]
+    run.process.send_signal(signal.SIGHUP)
+    os.kill(pids[0], signal.SIGQUIT)
+    run.until(r"ended unasked \(killed by SIGQUIT\)")
+    run.until(r" up ")
+    run.process.send_signal(signal.SIGTERM)
+    run.rest()
     assert run.process.returncode == 0
 
 
