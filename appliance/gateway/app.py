@@ -62,10 +62,12 @@ class App:
             route = route_of(scope["method"], scope["path"])
             client.label = route.label
             if route.kind is Kind.PAGE:
+                await self._intake.discard(scope["headers"], receive, client.connection)
                 await client.answer(*self._pages.get(scope["path"]))
             else:
                 await self._pass(scope, receive, client, route)
         except Refused as refused:
+            await self._intake.discard(scope["headers"], receive, client.connection)
             await client.refuse(refused, dialect_of(scope["path"]))
         except ClientGone:
             pass

@@ -68,10 +68,7 @@ class Client:
         self.stop_comments()
         self.outcome = refused.status
         if not self.status:
-            headers = refused.headers()
-            if refused.status in (408, 413):
-                headers.append((b"connection", b"close"))  # the rest of the body is not wanted
-            await self.answer(refused.status, headers, refused.body())
+            await self.answer(refused.status, refused.headers(), refused.body())
         elif self.events:
             await self.write(error_event(refused, dialect))
             await self.finish()
@@ -105,4 +102,6 @@ class Client:
     async def _start(self, status: int, headers: Headers) -> None:
         self.status = self.outcome = status
         headers = [*headers, (b"x-request-id", self.request_id.encode("ascii"))]
+        if self.connection.body_pending:
+            headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -76,6 +76,7 @@ class ClientConnection(HttpToolsProtocol):
         self._head_due_s: float | None = None
         self._head_bytes = 0
         self._asked = False
+        self._in_message = False
         self._body_began_s: float | None = None
         self._body_due_s = 0.0
         self._stalled: tuple[float, int] | None = None
@@ -84,6 +85,11 @@ class ClientConnection(HttpToolsProtocol):
         self._linger_due_s: float | None = None
 
     # the app's side
+
+    @property
+    def body_pending(self) -> bool:
+        """The request under way has not arrived to its end. An answer that is sent now must end the connection."""
+        return self.cycle is not None and self.cycle.more_body and not self._deaf
 
     def await_body(self, received_bytes: int) -> None:
         """The app waits for more of a body of which it has so much."""
@@ -165,7 +171,7 @@ class ClientConnection(HttpToolsProtocol):
         """Called by asyncio."""
         if self._deaf:
             return
-        if self._head_due_s is None and (self.cycle is None or self.cycle.response_complete):
+        if self._head_due_s is None and not self._in_message and (self.cycle is None or self.cycle.response_complete):
             self._head_due_s = self.loop.time() + self.policy.header_timeout_s
         self._head_bytes += len(data)
         super().data_received(data)
@@ -188,7 +194,7 @@ class ClientConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Called by the parser."""
         self._head_due_s = None
-        self._head_bytes = 0
+        self._in_message = True
         if self.cycle is not None and not self.cycle.response_complete:
             # Pipelined. uvicorn would stop reading until the first answer is out, and a client that left be noticed by
             # nobody. Instead this connection ends after that answer, and the client asks again, as RFC 9112 9.3.2 has it.
@@ -210,6 +216,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
+        self._in_message = False
+        self._head_bytes = 0
         if not self._deaf:
             super().on_message_complete()
 

@@ -17,7 +17,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 JSON_ELEMENTS_MAX = 500_000
 """Lists, objects and commas of a body. Parsing more would hold up everybody's tokens for a tenth of a second."""
 DISCARD_MAX_S = 5.0
-"""How long the rest of a body that is too large is read and thrown away, so that its client can read the 413."""
+"""How long the rest of a refused body is read and thrown away, so that its client can read the refusal."""
 HELD_BODIES = 8
 """The bodies of all requests together may hold the memory of so many of the largest size."""
 
@@ -49,7 +49,6 @@ class Intake:
         """
         announced = value_of(headers, b"content-length")
         if announced is not None and int(announced) > self.max_body_bytes:
-            await self._discard(headers, receive)
             raise self._too_large(int(announced))
         parts: list[bytes] = []
         size_bytes = 0
@@ -62,15 +61,12 @@ class Intake:
                 part: bytes = message.get("body", b"")
                 size_bytes += len(part)
                 self.held_bytes += len(part)
-                more = message.get("more_body", False)
                 if size_bytes > self.max_body_bytes:
-                    if more:
-                        await self._discard(headers, receive)
                     raise self._too_large(size_bytes)
                 if self.held_bytes > HELD_BODIES * self.max_body_bytes:
                     raise self._too_many()
                 parts.append(part)
-                if not more:
+                if not message.get("more_body", False):
                     return parts[0] if len(parts) == 1 else b"".join(parts)
         except BaseException:
             self.held_bytes -= size_bytes
@@ -82,13 +78,13 @@ class Intake:
         """A body is not needed any more."""
         self.held_bytes -= len(body)
 
-    @staticmethod
-    async def _discard(headers: Headers, receive: Receive) -> None:
+    async def discard(self, headers: Headers, receive: Receive, connection: ClientConnection) -> None:
+        """Before an answer that has no use for it: read what is left of the body and throw it away, or its client resets the connection unread."""
         if value_of(headers, b"expect") is not None:
             return  # it waits for our word and has sent nothing
         try:
             async with asyncio.timeout(DISCARD_MAX_S):
-                while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                while connection.body_pending and (await receive())["type"] == "http.request":
                     pass
         except TimeoutError:
             return

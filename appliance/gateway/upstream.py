@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
         if self.ends_by_close and exc is None:
             self._complete = True  # as far as HTTP can tell
         elif self._lost is None:
-            self._lost = UpstreamLost(LossKind.RESET, f"{exc!r}" if exc else "closed before the answer was complete")
+            self._lost = UpstreamLost(LossKind.RESET, str(exc) if exc else "closed before the answer was complete")
         self._wake()
 
     # httptools' side

@@ -60,8 +60,30 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read(run_dir: Path)
     for answer in (announced, chunked, expecting):
         assert (answer.status, answer.error()["code"]) == (413, "body_too_large")
         assert "limit is 10240" in answer.error()["message"]
-        assert answer.headers["connection"] == "close"
+    assert expecting.headers["connection"] == "close"
     assert took_s < 1
+
+
+async def test_a_refusal_never_mixes_with_a_body_that_is_still_coming(run_dir: Path) -> None:
+    """404 and 405 for uploads of a megabyte: each is read by its client, and the connection answers the next request rightly."""
+    async with gateway(run_dir) as running, running.connection() as connection:
+        for path, status in (("/nothing", 404), ("/v1/models", 405), ("/health", 405)):
+            answer = await connection.ask("POST", path, b"x" * 1_000_000)
+            assert (answer.status, "connection" in answer.headers) == (status, False)
+        answer = await connection.ask("GET", "/", b"y" * 300_000)
+        assert answer.status == 200
+
+
+async def test_a_refused_body_that_never_ends_is_not_read_for_ever(run_dir: Path) -> None:
+    """Chunks without end to a path that does not exist: the 404 comes, and then the end."""
+    async with gateway(run_dir, "gateway.header_timeout_s=1") as running, running.connection() as connection:
+        connection.writer.write(b"POST /nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        answering = asyncio.ensure_future(connection.answer())
+        while not answering.done():
+            connection.writer.write(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
+            await asyncio.sleep(0.01)
+        answer = await answering
+        assert (answer.status, answer.headers["connection"]) == (404, "close")
 
 
 async def test_a_body_that_waits_for_leave_to_be_sent_gets_it(run_dir: Path) -> None:
