@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from appliance.config.schema import Config
 from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
 
-RUNG_FIELDS = ("{context_length}", "{prefill_chunk}", "{max_running}")
+RUNG_WORDS: dict[str, Callable[[Rung], int]] = {
+    "{context_length}": lambda rung: rung.context_length_tokens,
+    "{prefill_chunk}": lambda rung: rung.prefill_chunk_tokens,
+    "{max_running}": lambda rung: rung.max_running,
+}
 
 
 class CustomBackend:
@@ -26,10 +31,13 @@ class CustomBackend:
     uses_gpu = True
 
     def ladder(self, config: Config) -> tuple[Rung, ...]:
-        """One rung where the command takes nothing from it: the others would be the same command."""
-        ladder = halving_ladder(config, config.engine.context_length_tokens, "auto")
-        command = " ".join(config.engine.command)
-        return ladder if any(name in command for name in RUNG_FIELDS) else ladder[:1]
+        """Only the rungs that change what the command takes from them: the others would be the same command again."""
+        command = " ".join((*config.engine.command, *config.engine.extra_args))
+        used = [value for word, value in RUNG_WORDS.items() if word in command]
+        different: dict[tuple[int, ...], Rung] = {}
+        for rung in halving_ladder(config, config.engine.context_length_tokens, "auto"):
+            different.setdefault(tuple(value(rung) for value in used), rung)
+        return tuple(replace(rung, index=index) for index, rung in enumerate(different.values()))
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """The command with its {words} filled in."""
@@ -39,9 +47,7 @@ class CustomBackend:
             "{socket}": endpoint.socket_path or "",
             "{port}": str(endpoint.port),
             "{model}": config.model.path,
-            "{context_length}": str(rung.context_length_tokens),
-            "{prefill_chunk}": str(rung.prefill_chunk_tokens),
-            "{max_running}": str(rung.max_running),
+            **{word: str(value(rung)) for word, value in RUNG_WORDS.items()},
         }
         return LaunchSpec(
             argv=tuple(_filled(word, values) for word in (*config.engine.command, *config.engine.extra_args)),

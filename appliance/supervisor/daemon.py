@@ -29,7 +29,7 @@ from appliance.gpu.kernel_log import KernelLine, KernelLog, says_gpu_lost
 from appliance.gpu.nvml import NvmlProbe
 from appliance.gpu.readiness import Roots
 from appliance.supervisor import events as ev
-from appliance.supervisor.evidence_desk import EvidenceDesk, unasked, window
+from appliance.supervisor.evidence_desk import EvidenceDesk, brief, unasked, window
 from appliance.supervisor.gpu_watch import GpuWatch
 from appliance.supervisor.groups import Delegation, Group, SessionGroup
 from appliance.supervisor.hang import HangLimits
@@ -278,7 +278,7 @@ class Supervisor:
 
     def _judge(self, generation: int) -> None:
         self.kernel_log.drain()
-        evidence = self.desk.collect(self.life.lines if self.life is not None else ())
+        evidence = brief(self.desk.collect(self.life.lines if self.life is not None else ()))
         began_s = time.monotonic()
         diagnosis = unasked(self._diagnose(evidence, stopped_by_us=False, engine=self.backend.name), evidence)
         took_s = time.monotonic() - began_s

@@ -21,6 +21,8 @@ KERNEL_BEFORE_S = 600.0
 """Kernel lines from before the start of a life count too: a card that was lost then explains why this life could not start."""
 GATEWAY_WINDOW_S = 30.0
 GATEWAY_MAX = 50
+FAST_HEAD, FAST_TAIL = 300, 1200
+FAST_CHARS = 1000
 WINDOW_LINES = 150
 """Engine lines kept in an incident beside those that the verdict cites."""
 
@@ -103,6 +105,17 @@ class EvidenceDesk:
 
     def _fact(self, source: Source, text: str, data: dict[str, object]) -> None:
         self._facts.append(Evidence(source, text, time.time(), boot_id=self._boot_id, data=data))
+
+
+def brief(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """What the fast verdict reads: the first and the last engine lines, none of them endless, and everything else.
+
+    A log that repeats one long complaint thousands of times may not delay the restart by seconds.
+    """
+    engine = [item for item in evidence if item.source is Source.ENGINE_LOG]
+    others = [item for item in evidence if item.source is not Source.ENGINE_LOG]
+    chosen = engine if len(engine) <= FAST_HEAD + FAST_TAIL else [*engine[:FAST_HEAD], *engine[-FAST_TAIL:]]
+    return [item if len(item.text) <= FAST_CHARS else replace(item, text=item.text[:FAST_CHARS]) for item in [*chosen, *others]]
 
 
 def window(evidence: Sequence[Evidence], diagnosis: Diagnosis) -> tuple[Evidence, ...]:

@@ -3,7 +3,8 @@
 The rules over all rows:
 * A rung is only ever left downwards (to a higher index), so two causes that ask for opposite moves cannot go in a circle:
   they end in another dimension, or PARKED.
-* The same rung is not tried a third time for the same cause, except where no rung can be to blame (OUTSIDE, WAIT).
+* The same rung is not tried a third time for the same cause, except where no rung can be to blame (OUTSIDE, WAIT). A life that
+  served for FAIR_TRIAL_S before it failed by chance was no failed try: an engine that crashes twice a day is restarted, not parked.
 * Starts have a budget of their own, whatever the causes were.
 * The first restart is immediate, the next ones wait: first, twice, four times ... up to the longest wait, with jitter.
 """
@@ -26,6 +27,8 @@ JITTER_SHARE = 0.25
 """A wait grows by up to this share: boxes that lost the same thing at once do not come back at once."""
 
 
+FAIR_TRIAL_S = 600.0
+"""Ten minutes of service: whatever ended it then, the rung as such works."""
 _ARTICLES = ("The", "A", "An", "No")
 """First words of a verdict that lose their capital inside a sentence; CUDA and Xid keep theirs."""
 
@@ -177,6 +180,11 @@ def decide(
     if row.response is Response.OUTSIDE or may_be_chance:
         return _same(ActionKind.RESTART_SAME, diagnosis, ladder[history.rung], delay_s)
     return _safer(diagnosis, history, ladder, row.better, delay_s)
+
+
+def is_fair_trial(diagnosis: Diagnosis, failure: Failure) -> bool:
+    """Whether the life that ended had shown that its rung works. Memory that ran out is held against it however late it was."""
+    return failure.uptime_s >= FAIR_TRIAL_S and TABLE[diagnosis.cause].response is not Response.SAFER
 
 
 def backoff_s(failures: int, settings: MachineSettings, jitter: float) -> float:

@@ -6,9 +6,10 @@ import time
 
 from appliance import diagnosis
 from appliance.core.causes import Cause
+from appliance.core.diagnosis import Citation
 from appliance.core.evidence import Evidence, Source
 from appliance.gpu.kernel_log import KernelLine
-from appliance.supervisor.evidence_desk import WINDOW_LINES, EvidenceDesk, unasked, window
+from appliance.supervisor.evidence_desk import WINDOW_LINES, EvidenceDesk, brief, unasked, window
 from appliance.supervisor.hang import Hang, Silence
 from appliance.supervisor.log_ring import LogLine
 from appliance.supervisor.process import ExitStatus
@@ -76,12 +77,19 @@ def test_old_kernel_lines_are_not_about_this_life() -> None:
     assert [item.text for item in desk.collect(())] == ["undated"]
 
 
+def test_a_flood_does_not_delay_the_verdict() -> None:
+    """Thousands of long complaints: beginning and end are read, lines are cut, facts of other sources are all there."""
+    flood = [Evidence(Source.ENGINE_LOG, f"{number} " + "x" * 5000, line=number) for number in range(1, 4001)]
+    read = brief([*flood, Evidence(Source.EXIT, "killed by SIGKILL")])
+    assert len(read) == 300 + 1200 + 1
+    assert (read[0].line, read[-2].line, read[-1].source) == (1, 4000, Source.EXIT)
+    assert max(len(item.text) for item in read) == 1000
+
+
 def test_the_incident_keeps_the_end_and_what_was_cited() -> None:
     """Thousands of lines do not go into the database; the root does, however early it stood."""
     evidence = [Evidence(Source.ENGINE_LOG, f"line {number}", line=number) for number in range(1, 1001)]
     evidence.append(Evidence(Source.EXIT, "killed by SIGKILL"))
-    from appliance.core.diagnosis import Citation
-
     kept = window(evidence, make_diagnosis(root=Citation(Source.ENGINE_LOG, 3, "line 3")))
     assert [item.text for item in kept[:2]] == ["line 3", f"line {1001 - WINDOW_LINES}"]
     assert kept[-1].source is Source.EXIT
