@@ -306,6 +306,21 @@ def hang_wait(event: Event, case: Case) -> Event | None:
     return None
 
 
+def address_taken(event: Event, case: Case) -> Event:
+    """Somebody listens there; a warning about one of several addresses is none while the engine goes on."""
+    warning = "socket.cpp" in event.text and "[W" in event.text
+    if warning and (case.served or not case.dead):
+        return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=33)
+    return caused(event, Cause.PORT_IN_USE)
+
+
+def template_request(event: Event, case: Case) -> Event:
+    """A template that fails on a request: that request's fault while the engine serves others, else the template's."""
+    if case.served or any(other.cause is Cause.OK_CLIENT_ERROR for other in case.events):
+        return caused(event, Cause.OK_CLIENT_ERROR, tier=7, rank=22)
+    return caused(event, Cause.TEMPLATE_ERROR, sure=False)
+
+
 def bus_error(event: Event, case: Case) -> Event:
     """A page of a mapping on a full tmpfs; a line that gives the size of /dev/shm is the better one to quote."""
     size = case.last_before(event, "shm_size")
@@ -349,6 +364,7 @@ def start_failed(event: Event, case: Case) -> Event | None:
 
 
 RULES: dict[str, Rule] = {
+    "address_taken": address_taken,
     "boot": boot,
     "bus_error": bus_error,
     "client_left": client_left,
@@ -373,6 +389,7 @@ RULES: dict[str, Rule] = {
     "smi_err": smi_err,
     "start_failed": start_failed,
     "stuck_task": stuck_task,
+    "template_request": template_request,
     "xid": xid,
 }
 

@@ -33,7 +33,7 @@ _CAPITAL = re.compile(
     rb"|C(?:UDA|UBLAS|UDNN|USOLVER|RIT|apture|lient|onnected|ommandline)"
     rb"|S(?:IG|eg|hutting|hard|ubprocess|tarting|topp|ignal|erverArgs)|Xid"
     rb"|K(?:illed|V )|A(?:borted|ssert|pplication|ccess to|vailable)|T(?:raceback|riton|imeout|ry to|he |emplate)|O(?:ut of|utOfM|OMK)"
-    rb"|N(?:CCL|ot enough|VRM|VML|o )|GGML|G(?:PU [Kd]|racefully)|B(?:us error|ad Request)"
+    rb"|N(?:CCL|ot enough|VRM|VML|o )|GGML|G(?:PU [Kdf]|PUs|racefully)|B(?:us error|ad Request)"
     rb"|R(?:PC|eceived|equest is|etract|egist|ank)|P(?:yspy|roc)|Memory"
     rb"|Model|I(?:llegal|nit|nternal)|L(?:oad)"
     rb"|U(?:vicorn|nproc|pgrade)|ZMQ|HF|D(?:efault|etok|river|uplicate)|Bfloat|Boot|Not Found|\*\*\* |!!!"

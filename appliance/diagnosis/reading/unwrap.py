@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from appliance.core.evidence import Source
 from appliance.diagnosis.reading.clock import Stamp, parse_iso, stamp_in
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\[(?:\d{1,2};){0,3}\d{1,2}m")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SYSLOG = re.compile(
     r"(?P<stamp>[^\W\d_]{2,5}\.? +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)?|\d{1,2}月 +\d{1,2} \d\d:\d\d:\d\d"

@@ -111,6 +111,6 @@ def test_no_pattern_takes_long_on_a_hostile_line(pattern: Pattern) -> None:
             base + "a" * LONGEST_LINE,
             "x " * 2000 + base[:-2] + "." * LONGEST_LINE,
         ):
-            began = time.perf_counter()
+            began = time.process_time()
             pattern.search(line[:LONGEST_LINE])
-            assert time.perf_counter() - began < 0.06, f"{pattern.pattern_id} on {line[:60]!r}..."
+            assert time.process_time() - began < 0.06, f"{pattern.pattern_id} on {line[:60]!r}..."
