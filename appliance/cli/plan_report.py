@@ -51,10 +51,10 @@ def document(result: Result, compared: tuple[Any, ...] = ()) -> dict[str, Any]:
         "mem_fraction": plan.mem_fraction,
         "kv_tokens": plan.kv_tokens,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
-        "headroom_bytes": plan.headroom_bytes,
+        "headroom_bytes": max(0, plan.headroom_bytes),
         "context_length": plan.context_length_tokens,
         "fits": isinstance(result, Choice),
-        "terms": [{"name": t.name, "bytes": t.size_bytes, "formula": t.formula, "source": t.source} for t in plan.terms],
+        "terms": [{"name": t.name, "bytes": max(0, t.size_bytes), "formula": t.formula, "source": t.source} for t in plan.terms],
         "table": [_row(row) for row in _rows(result)],
         "choice": _choice(result),
         "ways_out": [
@@ -76,7 +76,7 @@ def _row(row: TableRow) -> dict[str, Any]:
     return {
         "mem_fraction": row.mem_fraction,
         "kv_tokens": row.kv_tokens,
-        "headroom_bytes": row.headroom_bytes,
+        "headroom_bytes": max(0, row.headroom_bytes),
         "context_length": row.context_length_tokens,
         "fits": row.fits,
     }
@@ -89,7 +89,7 @@ def _choice(result: Result) -> dict[str, Any]:
         "mem_fraction": plan.mem_fraction,
         "context_length": plan.context_length_tokens,
         "kv_tokens": plan.kv_tokens,
-        "headroom_bytes": plan.headroom_bytes,
+        "headroom_bytes": max(0, plan.headroom_bytes),
         "activation_peak_bytes": plan.activation_peak_bytes,
         "max_running": inputs.max_running,
         "prefill_chunk": inputs.prefill_chunk_tokens,

@@ -192,7 +192,7 @@ def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
     budget = mem_fraction * free.size_bytes
     pool = link(
         inputs, "KV pool", inputs.measured.kv_pool_bytes,
-        budget - weight.size_bytes - state.size_bytes - reserved,
+        max(0.0, budget - weight.size_bytes - state.size_bytes - reserved),
         f"{mem_fraction:g} × {gib(free.size_bytes)} − {gib(weight.size_bytes)} − {gib(state.size_bytes)}"
         + (f" − {gib(reserved)} for images" if reserved else ""),
         "what is left of the fraction",

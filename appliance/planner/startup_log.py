@@ -123,7 +123,10 @@ def _sglang(log: StartupLog) -> Measured:
     state = sum(part for part in parts if part is not None) if parts[0] is not None else None
     pools, left = log.size("after_pools"), log.size("available")
     fixed = pools - left if pools is not None and left is not None and pools >= left else None
-    return Measured(free, weights, state, fixed)
+    sizes = [log.size(name) for name in ("k_cache", "v_cache", "kv_cache")]
+    caches = [size for size in sizes if size is not None]
+    pool = log.size("sliding_cache") or (sum(caches) if caches else None)
+    return Measured(free, weights, state, fixed, None, pool)
 
 
 def _vllm(log: StartupLog) -> Measured:

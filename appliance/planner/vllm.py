@@ -109,7 +109,7 @@ def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
     requested = -(-total * round(mem_fraction * 10000) // 10000)
     pool = link(
         inputs, "KV pool", inputs.measured.kv_pool_bytes,
-        requested - weight.size_bytes - other.size_bytes - peak.size_bytes - inside,
+        max(0, requested - weight.size_bytes - other.size_bytes - peak.size_bytes - inside),
         f"{mem_fraction:g} × {gib(total)} − {gib(weight.size_bytes)} − {gib(other.size_bytes)} − {gib(peak.size_bytes)} − {gib(inside)}",
         "what is left of the requested memory",
     )  # fmt: skip

@@ -52,10 +52,9 @@ def ways_out(inputs: PlanInputs, shortfall: Shortfall) -> tuple[WayOut, ...]:
             found.append(way)
         if len(found) == SHOWN:
             return tuple(found)
-    if not found:
-        found += _piled(inputs, shortfall)
-    if not found:
-        found += _larger_card(inputs, shortfall)
+    for more in (_both, _larger_card, _piled):
+        if len(found) < SHOWN and not (found and more is _piled):
+            found += more(inputs, shortfall)
     return tuple(found[:SHOWN])
 
 
@@ -165,8 +164,10 @@ def _four_bits(inputs: PlanInputs) -> Iterator[_Change]:
     model = inputs.model
     if model.quantisation or dtype_bytes(model.dtype) < 2 or inputs.engine == "native":
         return
-    now = inputs.measured.weight_bytes or model.weight_bytes // inputs.tensor_parallel
-    small = round(now * FOUR_BIT_SHARE / (dtype_bytes(model.dtype) / 2))
+    # Embedding, output projection and vision tower usually stay in 16 bits.
+    kept = min(model.weight_bytes, 4 * model.vocab_size * model.hidden_size + model.vision_weight_bytes) // inputs.tensor_parallel
+    now = inputs.measured.weight_bytes or (model.weight_bytes - model.draft_weight_bytes) // inputs.tensor_parallel
+    small = min(now, kept) + round(max(0, now - kept) * FOUR_BIT_SHARE / (dtype_bytes(model.dtype) / 2))
     measured = replace(inputs.measured, weight_bytes=small)
     yield _Change(
         f"a 4-bit build of the model, about {format_bytes(small)} a card", _measured_options(measured), replace(inputs, measured=measured)
@@ -186,6 +187,16 @@ def _forgotten(before: PlanInputs, after: PlanInputs) -> tuple[str, ...]:
 def _measured_options(measured: Measured) -> tuple[str, ...]:
     pairs = (("--weights", measured.weight_bytes), ("--linear-state", measured.linear_state_bytes))
     return tuple(word for option, size in pairs if size is not None for word in (option, f"{size}B"))
+
+
+def _both(inputs: PlanInputs, shortfall: Shortfall) -> list[WayOut]:
+    """A 4-bit build on as few more cards as it takes."""
+    for small in _four_bits(inputs):
+        for cards in _more_cards(small.inputs):
+            way = _confirmed(_Change(f"{small.words} before they are shared, on {cards.words}", cards.options, cards.inputs), shortfall)
+            if way is not None:
+                return [way]
+    return []
 
 
 def _piled(inputs: PlanInputs, shortfall: Shortfall) -> list[WayOut]:

@@ -1,0 +1,47 @@
+"""The built-in engine's arithmetic is the engine's own."""
+
+from appliance.core.plan import GpuFacts
+from appliance.core.units import GIB, MIB
+from appliance.engine.block_pool import PoolGeometry
+from appliance.planner import native
+from appliance.planner.inputs import PlanInputs
+from appliance.planner.ways_out import plan
+from tests.unit.planner import shapes
+
+SMOLLM = shapes.facts(
+    shapes.dense(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+                 vocab_size=49152, max_position_embeddings=8192, tie_word_embeddings=True)
+)  # fmt: skip
+
+
+def _machine(gib: float) -> PlanInputs:
+    return PlanInputs(SMOLLM, GpuFacts("the machine", round(gib * GIB)), "native")
+
+
+def test_the_pool_has_as_many_tokens_as_the_engine_makes_of_its_bytes() -> None:
+    """The same division into blocks, the null block taken off."""
+    choice = plan(_machine(2.0))
+    cell = 2 * 30 * 3 * 64 * 4
+    geometry = PoolGeometry.divide(choice.plan.kv_pool_bytes, cell, 16, 0.6)
+    assert choice.plan.kv_bytes_per_token == cell
+    assert choice.plan.kv_tokens == geometry.total_blocks * geometry.block_tokens
+
+
+def test_sixteen_bit_weights_are_served_in_32() -> None:
+    """The checkpoint doubles."""
+    assert plan(_machine(4.0)).plan.weight_bytes == 2 * SMOLLM.weight_bytes
+
+
+def test_a_small_model_does_not_take_the_whole_machine() -> None:
+    """A pool for eight sequences of the model's limit is enough."""
+    small, large = plan(_machine(8.0)), plan(_machine(64.0))
+    assert small.plan.kv_pool_bytes == large.plan.kv_pool_bytes < 4 * GIB
+    assert large.plan.context_length_tokens == 8192
+
+
+def test_the_engine_is_told_the_pool_in_bytes() -> None:
+    """Its own option names."""
+    choice = plan(_machine(2.0))
+    said = native.flags(choice.inputs, choice.plan)
+    assert said[said.index("--kv-pool-bytes") + 1] == str(choice.plan.kv_pool_bytes)
+    assert choice.plan.kv_pool_bytes > 64 * MIB
