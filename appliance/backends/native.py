@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import sys
@@ -46,6 +47,8 @@ class NativeBackend:
         """Raises ModelError."""
         model = _checked_model(config)
         engine = config.engine
+        if not engine.python and importlib.util.find_spec("appliance.engine") is None:
+            raise ModelError("the built-in engine is not set up on this machine", hint="make its environment: appliancectl setup")
         threads = engine.threads or len(os.sched_getaffinity(0))
         # Where the rung leaves the context as configured, 0 stays 0: the engine cuts the model's limit to its KV pool.
         untouched = rung.context_length_tokens == _configured_context(config)

@@ -1,51 +1,164 @@
-"""`appliancectl setup`."""
+"""`appliancectl setup`: the engine, a model, and the lines of configuration that name it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from appliance.cli.models import MODELS
-from appliance.cli.place import SYSTEM_STATE_DIR, Place, own_state_dir
+from appliance.cli import runtimes, setup_config
+from appliance.cli.models import DEMO_MODEL, MODELS, model_folder
+from appliance.cli.place import CONTROL_SOCKET, SYSTEM_RUN_DIR, SYSTEM_STATE_DIR, Place, own_state_dir
+from appliance.cli.printing import bold, good, say
 from appliance.cli.verbs import Verb
+from appliance.config.load import DEFAULT_PATH
+from appliance.config.runtimes import with_runtime
 from appliance.core.errors import ApplianceError, ExitCode
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command(cls=Verb)
 @click.option("--demo", is_flag=True, help="Bring the demo model: SmolLM2-135M-Instruct, 135 million parameters, for the CPU.")
-@click.option(
-    "--models-dir", type=click.Path(path_type=Path, file_okay=False), help="Where models are kept [default: `models` in the state folder]."
-)
-@click.option("--python", help="Python interpreter of the engine's environment [default: engine.python, else this one].")
+@click.option("--model", metavar="DIR", help="Serve this folder's model: config.json, *.safetensors and tokenizer.json.")
+@click.option("--models-dir", type=_FOLDER, help="Where models are kept [default: `models` in the state folder].")
+@click.option("--wheelhouse", type=_FOLDER, help="Folder with all wheels, for a machine without a network.")
+@click.option("--python", help="Python interpreter of the engine's environment [default: engine.python, else what setup makes].")
+@click.option("--no-config", is_flag=True, help="Bring things only; write no configuration.")
+@click.option("--yes", is_flag=True, help="Ask nothing; what is not named is left as it is.")
 @click.pass_obj
-def setup(place: Place, demo: bool, models_dir: Path | None, python: str | None) -> ExitCode:
+def setup(
+    place: Place,
+    demo: bool,
+    model: str | None,
+    models_dir: Path | None,
+    wheelhouse: Path | None,
+    python: str | None,
+    no_config: bool,
+    yes: bool,
+) -> ExitCode:
     """Bring what is needed to serve.
 
-    Can be run again: what is there and whole is kept, what was interrupted is made anew.
+    The environment of the built-in engine, where it is not part of this installation; the demo model, if asked for; and a
+    drop-in of the configuration that names the model. Can be run again: what is there and whole is kept, what was interrupted
+    is made anew, what you have edited is never overwritten unasked.
 
     \b
     Example:
       appliancectl setup --demo
-      appliancectl setup --demo --models-dir /srv/models
+      appliancectl setup --model /srv/models/my-model
+      appliancectl setup --demo --yes --wheelhouse /media/wheels
     """
-    if not demo:
-        raise click.UsageError("say what to set up: --demo brings the demo model")
-    folder = models_dir or _state_dir(place) / MODELS
-    interpreter = python or place.load().config.engine.python or sys.executable
+    if demo and model:
+        raise click.UsageError("--demo and --model name two models; serve one of them")
+    state_dir = _state_dir(place)
+    asks = not yes and sys.stdin.isatty()
+    if asks and not demo and model is None:
+        demo, model = _ask_for_model()
+    if not demo and model is None and not runtimes.is_needed():
+        raise click.UsageError("say what to set up: --demo brings the demo model, --model names yours")
+    named = model_folder(model, Path()) if model else None
+    wanted = _Wanted(demo, models_dir or state_dir / MODELS, wheelhouse, python)
+    owner = _other_owner(state_dir)
+    code = _bring(place, state_dir, wanted) if owner is None else _bring_as(owner, state_dir, wanted)
+    if code is ExitCode.OK and state_dir == SYSTEM_STATE_DIR and not no_config:
+        _configure(place, wanted.models_dir / DEMO_MODEL if demo else named, asks=asks)
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be brought into the state folder."""
+
+    demo: bool
+    models_dir: Path
+    wheelhouse: Path | None
+    python: str | None
+
+    def arguments(self) -> list[str]:
+        """As a command line of setup."""
+        words = ["--models-dir", str(self.models_dir), *(["--demo"] if self.demo else [])]
+        words += ["--wheelhouse", str(self.wheelhouse)] if self.wheelhouse else []
+        return words + (["--python", self.python] if self.python else [])
+
+
+def _bring(place: Place, state_dir: Path, wanted: _Wanted) -> ExitCode:
+    config = with_runtime(place.load().config, state_dir)
+    python = wanted.python or config.engine.python
+    if runtimes.is_needed() and config.engine.backend == "native" and not (wanted.python or place.load().config.engine.python):
+        source = runtimes.Source(runtimes.packaged_wheel(), wanted.wheelhouse)
+        runtime = runtimes.install(source, state_dir)
+        say(f"{good('ok')} the built-in engine: {runtime}")
+        python = str(runtime / "bin" / "python")
+    return _bring_demo(python or sys.executable, wanted) if wanted.demo else ExitCode.OK
+
+
+def _bring_demo(python: str, wanted: _Wanted) -> ExitCode:
+    environment = {name: value for name, value in os.environ.items() if not (runtimes.is_needed() and name.startswith("PYTHON"))}
+    if wanted.wheelhouse is not None:
+        environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wanted.wheelhouse)}
     try:
-        ended = subprocess.run([interpreter, "-m", "appliance.engine.demo", str(folder)], check=False)
+        ended = subprocess.run([python, "-m", "appliance.engine.demo", str(wanted.models_dir)], env=environment, check=False)
     except OSError as error:
-        raise ApplianceError(
-            f"cannot run {interpreter}: {error.strerror}", hint="set engine.python, or --python, to a Python 3.11"
-        ) from None
+        raise ApplianceError(f"cannot run {python}: {error.strerror}", hint="set engine.python, or --python, to a Python 3.11") from None
     return ExitCode.OK if ended.returncode == 0 else ExitCode.BAD
+
+
+def _bring_as(owner: os.stat_result, state_dir: Path, wanted: _Wanted) -> ExitCode:
+    """The same as the service's user: what root writes into a folder of another user, that user could turn against root."""
+    command = [sys.executable, "-m", "appliance.cli", "--state-dir", str(state_dir), "setup", "--yes", "--no-config", *wanted.arguments()]
+    ended = subprocess.run(
+        command,
+        user=owner.st_uid,
+        group=owner.st_gid,
+        extra_groups=[],
+        umask=0o022,
+        cwd="/",
+        env=os.environ | {"HOME": str(state_dir)},
+        check=False,
+    )
+    return ExitCode(ended.returncode) if ended.returncode in tuple(ExitCode) else ExitCode.BAD
+
+
+def _configure(place: Place, model: Path | None, *, asks: bool) -> None:
+    folder = (place.config_file() or DEFAULT_PATH).parent / "conf.d"
+    if model is not None:
+        file = folder / setup_config.NAME
+        replace = asks and file.exists() and setup_config.is_edited(file.read_text(encoding="utf-8", errors="replace"))
+        may_replace = replace and click.confirm(f"{file} was edited. Write it anew and lose the edits?")
+        setup_config.write(folder, {"model.path": str(model)}, may_replace=may_replace)
+        say(f"{good('ok')} model.path = {model} ({file})")
+    said = place.load().config.model.path
+    if not said:
+        say("No model is configured yet: `appliancectl setup --model DIR`, or --demo for a small one.")
+    elif (SYSTEM_RUN_DIR / CONTROL_SOCKET).exists():
+        say(f"In force after {bold('systemctl restart llm-appliance')}.")
+    else:
+        say(f"Next: {bold('systemctl start llm-appliance')}")
+
+
+def _ask_for_model() -> tuple[bool, str | None]:
+    say("Which model shall be served?")
+    say("  a folder with config.json, *.safetensors and tokenizer.json,")
+    say("  demo: a small one that is fetched now (135 million parameters, for the CPU),")
+    say("  or nothing, to name one later.")
+    answer = click.prompt("Folder, demo or nothing", default="", show_default=False).strip()
+    return answer == "demo", answer if answer not in ("", "demo") else None
 
 
 def _state_dir(place: Place) -> Path:
     if place.state_dir is not None:
         return place.state_dir
     return SYSTEM_STATE_DIR if os.access(SYSTEM_STATE_DIR, os.W_OK) else own_state_dir()
+
+
+def _other_owner(state_dir: Path) -> os.stat_result | None:
+    """Who owns the state folder, where we are root and somebody else does."""
+    if os.geteuid() != 0 or not state_dir.is_dir():
+        return None
+    owner = state_dir.stat()
+    return owner if owner.st_uid != 0 else None

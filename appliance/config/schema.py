@@ -61,7 +61,11 @@ class EngineTable:
         "socket, or on {port} of 127.0.0.1: one of the two words must be in the list. {model} becomes model.path; {context_length}, "
         "{prefill_chunk} and {max_running} become the rung's.",
     )
-    python: str = key("", "Python interpreter of the engine's environment; empty: the one that runs applianced.")
+    python: str = key(
+        "",
+        "Python interpreter of the engine's environment; empty: that of the runtime that `appliancectl setup` has made, else the one "
+        "that runs applianced.",
+    )
     threads: int = key(0, "CPU threads of the built-in engine; 0: one a core.", minimum=0, maximum=1024)
     context_length_tokens: int = key(0, "Longest prompt plus answer; 0: the model's own limit, cut to the KV pool.", minimum=0)
     prefill_chunk_tokens: int = key(256, "Tokens of one prefill step; the activation peak grows with it.", minimum=16, maximum=65536)

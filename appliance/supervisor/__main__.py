@@ -17,6 +17,7 @@ import structlog
 from appliance import diagnosis
 from appliance.config import Config, load_config, parse_overrides
 from appliance.config.load import DEFAULT_PATH
+from appliance.config.runtimes import with_runtime
 from appliance.core.errors import ApplianceError, ConfigError
 from appliance.supervisor.daemon import Supervisor
 from appliance.supervisor.groups import Delegation
@@ -59,7 +60,7 @@ def load(arguments: argparse.Namespace) -> Config:
     path = arguments.config
     if path is None and DEFAULT_PATH.exists():
         path = DEFAULT_PATH
-    return load_config(path, parse_overrides(arguments.assignments)).config
+    return with_runtime(load_config(path, parse_overrides(arguments.assignments)).config, arguments.state_dir)
 
 
 async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir) -> None:

