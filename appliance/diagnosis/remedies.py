@@ -63,6 +63,11 @@ def action_for(cause: Cause) -> ActionKind:
     return ActionKind.RESTART_SAME if cause is Cause.UNKNOWN else _rows()[cause].action
 
 
+def sentence_of(cause: Cause) -> str:
+    """The plain sentence of a cause, without numbers."""
+    return cause.definition if cause is Cause.UNKNOWN else _SLOT.sub("a number", _rows()[cause].sentence)
+
+
 def _numbers(root: Event) -> dict[str, float]:
     numbers = {name: value for name, value in root.fields.items() if isinstance(value, float)}
     if root.count > 1:
