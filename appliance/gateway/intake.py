@@ -79,7 +79,7 @@ class Intake:
         self.held_bytes -= len(body)
 
     async def discard(self, headers: Headers, receive: Receive, connection: ClientConnection) -> None:
-        """Before an answer that has no use for it: read what is left of the body and throw it away, or its client resets the connection unread."""
+        """Before an answer that has no use for it: read the rest of the body away, or our closing resets the connection unread."""
         if value_of(headers, b"expect") is not None:
             return  # it waits for our word and has sent nothing
         try:

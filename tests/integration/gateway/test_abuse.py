@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ FEW = settings(max_examples=100, deadline=None, suppress_health_check=[HealthChe
 
 async def test_two_thousand_idle_connections_are_held(run_dir: Path) -> None:
     """Kept alive after one request each; a new client is still served, and all of them again."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # our own side of them
     async with appliance(run_dir) as (running, _), contextlib.AsyncExitStack() as stack:
         connections = []
         for _ in range(2000):
