@@ -36,10 +36,12 @@ class _Family:
     Attributes:
         demand: what must fall with each rung.
         moves: in the order in which they are tried; a repeated move goes further.
+        settles: what a move frees goes to the headroom; else to the KV cache.
     """
 
     demand: Callable[[Step], float]
     moves: tuple[Move, ...]
+    settles: bool = True
 
 
 def demand_bytes(step: Step) -> float:
@@ -80,10 +82,12 @@ _REFUSED = _Family(
         moves.raise_fraction, moves.raise_fraction, moves.half_running, moves.half_state, moves.eight_bit_kv, moves.drafter_off,
         moves.shorter_context, moves.shorter_context, moves.shorter_context,
     ),
+    settles=False,
 )  # fmt: skip
 _ANOTHER_DIMENSION = _Family(
     missing_bytes,
     (moves.drafter_off, moves.half_state, moves.eight_bit_kv, moves.half_running, moves.shorter_context, moves.shorter_context),
+    settles=False,
 )
 _POOL_RAN_OUT = _Family(sequences_and_chunk, (moves.half_running, moves.half_chunk, moves.half_running, moves.half_running))
 _SOFTWARE = _Family(
@@ -154,7 +158,7 @@ def ladder(
     family = _family(cause, history)
     if family is None:
         return ()
-    step = _first(inputs)
+    step = replace(_first(inputs), settles=family.settles)
     if estimated_context_tokens is not None and cause in _NOT_ENOUGH:
         rungs = list(_from(moves.context_of(step, estimated_context_tokens), step, family))
     else:

@@ -25,12 +25,16 @@ SMALLEST_CONTEXT_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Resolved inputs with their fraction and context, their plan, and what the move to them cost."""
+    """Resolved inputs with their fraction and context, their plan, and what the move to them cost.
+
+    `settles`: memory that a move frees goes to the headroom, by a lower fraction; else it stays with the KV cache.
+    """
 
     inputs: PlanInputs
     plan: MemoryPlan
     gives_up: str = ""
     gains: str = ""
+    settles: bool = True
 
 
 Move = Callable[[Step], Step | None]
@@ -45,12 +49,12 @@ def _replanned(step: Step, fraction: float | None = None, **changes: object) -> 
     loose = rules.plan_at(changed, share)
     fits = wanted if loose.kv_tokens >= wanted else loose.context_length_tokens
     exact = replace(changed, context_length_tokens=fits or wanted)
-    return Step(exact, rules.plan_at(exact, share))
+    return Step(exact, rules.plan_at(exact, share), settles=step.settles)
 
 
 def _settled(before: Step, after: Step, **changes: object) -> Step:
     """The same with a lower fraction, as long as the KV cache holds as many tokens as before: what was freed goes to the headroom."""
-    while after.plan.mem_fraction > 2 * RAISE_STEP:
+    while before.settles and after.plan.mem_fraction > 2 * RAISE_STEP:
         lower = _replanned(before, after.plan.mem_fraction - RAISE_STEP, **changes)
         if lower.plan.kv_tokens < before.plan.kv_tokens or lower.plan.context_length_tokens < before.plan.context_length_tokens:
             break
@@ -105,6 +109,7 @@ def raise_fraction(step: Step) -> Step | None:
         plan,
         f"{gib(lost)} of headroom",
         f"{plan.kv_tokens - step.plan.kv_tokens:,} tokens of KV cache at a fraction of {fraction:g}",
+        step.settles,
     )
 
 
@@ -114,10 +119,8 @@ def half_running(step: Step) -> Step | None:
     if running < 1:
         return None
     after = _settled(step, _replanned(step, None, max_running=running, state_slots=None), max_running=running, state_slots=None)
-    gained = after.plan.headroom_bytes - step.plan.headroom_bytes
-    pooled = after.plan.kv_pool_bytes - step.plan.kv_pool_bytes
-    gains = f"{gib(gained)} of headroom" if gained >= pooled else f"{gib(pooled)} of KV cache"
-    return replace(after, gives_up=f"concurrency: {counted(running)} at once instead of {step.inputs.running}", gains=gains)
+    price = f"concurrency: {counted(running)} at once instead of {step.inputs.running}"
+    return replace(after, gives_up=price, gains=_more_tokens(step, after))
 
 
 def half_running_only(step: Step) -> Step | None:
@@ -216,7 +219,7 @@ def context_of(step: Step, tokens: int) -> Step:
     if context < SMALLEST_CONTEXT_TOKENS or context >= step.plan.context_length_tokens:
         return step
     changed = replace(step.inputs, context_length_tokens=context, mem_fraction=step.plan.mem_fraction)
-    after = Step(changed, rules_of(changed.engine).plan_at(changed, step.plan.mem_fraction))
+    after = Step(changed, rules_of(changed.engine).plan_at(changed, step.plan.mem_fraction), settles=step.settles)
     lost = step.plan.context_length_tokens - context
     return replace(after, gives_up=_context_price(step, after), gains=f"{gib(lost * step.plan.kv_bytes_per_token)} less for one sequence")
 
@@ -240,7 +243,7 @@ def one_card(step: Step) -> Step | None:
         except BudgetError:
             continue
         if isinstance(result, Choice):
-            after = Step(result.inputs, result.plan)
+            after = Step(result.inputs, result.plan, settles=step.settles)
             price = f"{step.inputs.tensor_parallel - 1} of {step.inputs.tensor_parallel} cards; {_context_price(step, after)}"
             return replace(after, gives_up=price, gains="no traffic between cards; a lost card does not matter")
     return None
