@@ -64,15 +64,14 @@ class History:
         """How often this rung failed for this cause."""
         return next((entry.times for entry in self.tried if entry.cause is cause and entry.rung == rung), 0)
 
-    def with_failure(self, cause: Cause, phase: Phase, *, fair: bool = False) -> History:
-        """One more failure of the present rung. After a `fair` trial (see policy.is_fair_trial) it is the first in its row, and is
-        not held against the rung."""
+    def with_failure(self, cause: Cause, phase: Phase) -> History:
+        """One more failure of the present rung."""
         others = tuple(entry for entry in self.tried if not (entry.cause is cause and entry.rung == self.rung))
         return dataclasses.replace(
             self,
             start_failures=self.start_failures + (phase is Phase.START),
-            failures=1 if fair else self.failures + 1,
-            tried=self.tried if fair else (*others, Tried(cause, self.rung, self.times(cause, self.rung) + 1)),
+            failures=self.failures + 1,
+            tried=(*others, Tried(cause, self.rung, self.times(cause, self.rung) + 1)),
         )
 
     def proved(self) -> History:

@@ -3,8 +3,8 @@
 The rules over all rows:
 * A rung is only ever left downwards (to a higher index), so two causes that ask for opposite moves cannot go in a circle:
   they end in another dimension, or PARKED.
-* The same rung is not tried a third time for the same cause, except where no rung can be to blame (OUTSIDE, WAIT). A life that
-  served for FAIR_TRIAL_S before it failed by chance was no failed try: an engine that crashes twice a day is restarted, not parked.
+* The same rung is not tried a third time for the same cause, except where no rung can be to blame (OUTSIDE, WAIT), and on the
+  last rung after a life that served for FAIR_TRIAL_S and failed by chance: an endpoint that is up between crashes is not parked.
 * Starts have a budget of their own, whatever the causes were.
 * The first restart is immediate, the next ones wait: first, twice, four times ... up to the longest wait, with jitter.
 """
@@ -27,8 +27,8 @@ JITTER_SHARE = 0.25
 """A wait grows by up to this share: boxes that lost the same thing at once do not come back at once."""
 
 
-FAIR_TRIAL_S = 600.0
-"""Ten minutes of service: whatever ended it then, the rung as such works."""
+FAIR_TRIAL_S = 300.0
+"""Five minutes of service: people have more from a restart than from an endpoint that waits for a person."""
 _ARTICLES = ("The", "A", "An", "No")
 """First words of a verdict that lose their capital inside a sentence; CUDA and Xid keep theirs."""
 
@@ -179,12 +179,8 @@ def decide(
     may_be_chance = row.response is Response.SAME_THEN_SAFER and history.times(diagnosis.cause, history.rung) < 2
     if row.response is Response.OUTSIDE or may_be_chance:
         return _same(ActionKind.RESTART_SAME, diagnosis, ladder[history.rung], delay_s)
-    return _safer(diagnosis, history, ladder, row.better, delay_s)
-
-
-def is_fair_trial(diagnosis: Diagnosis, failure: Failure) -> bool:
-    """Whether the life that ended had shown that its rung works. Memory that ran out is held against it however late it was."""
-    return failure.uptime_s >= FAIR_TRIAL_S and TABLE[diagnosis.cause].response is not Response.SAFER
+    lasting = row.response is Response.SAME_THEN_SAFER and failure.uptime_s >= FAIR_TRIAL_S
+    return _safer(diagnosis, history, ladder, row.better, delay_s, lasting=lasting)
 
 
 def backoff_s(failures: int, settings: MachineSettings, jitter: float) -> float:
@@ -196,10 +192,12 @@ def backoff_s(failures: int, settings: MachineSettings, jitter: float) -> float:
     return min(wait_s, settings.backoff_max_s)
 
 
-def _safer(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], better: Better, delay_s: float) -> Action:
+def _safer(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], better: Better, delay_s: float, *, lasting: bool) -> Action:
     now = ladder[history.rung]
     below = [rung for rung in ladder[history.rung + 1 :] if history.times(diagnosis.cause, rung.index) < 2]
     fitting = [rung for rung in below if better(now, rung)] or below
+    if not fitting and lasting:
+        return _same(ActionKind.RESTART_SAME, diagnosis, now, delay_s)
     if not fitting:
         return _park(diagnosis, f" with no rung left below rung {now.index} of {len(ladder)}")
     rung = fitting[0]

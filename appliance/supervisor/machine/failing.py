@@ -11,7 +11,7 @@ from appliance.supervisor import events as ev
 from appliance.supervisor.history import Failure, Phase
 from appliance.supervisor.machine.state import MachineState, Step, move, park, plan
 from appliance.supervisor.machine.stopping import finish_stop
-from appliance.supervisor.policy import TABLE, Response, because, decide, is_fair_trial
+from appliance.supervisor.policy import TABLE, Response, because, decide
 
 SETTLE_S = 0.05
 """After a fatal line, what belongs to it (the traceback, a parent's sentence) arrives within so long; then the group is killed."""
@@ -95,7 +95,7 @@ def on_diagnosis(state: MachineState, event: ev.Diagnosed, now_s: float) -> Step
         after, effects = finish_stop(judged, now_s)
         rung_after = state.history.rung
     else:
-        history = state.history.with_failure(event.diagnosis.cause, failure.phase, fair=is_fair_trial(event.diagnosis, failure))
+        history = state.history.with_failure(event.diagnosis.cause, failure.phase)
         action = decide(event.diagnosis, history, state.ladder, state.settings, failure, jitter=event.jitter)
         rung_after = action.rung.index if action.rung is not None else history.rung
         after, effects = _act(replace(judged, history=replace(history, rung=rung_after)), failure, event.diagnosis, action, now_s)

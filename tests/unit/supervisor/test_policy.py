@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from appliance.core.action import ActionKind
 from appliance.core.causes import Cause
 from appliance.core.plan import Rung
 from appliance.supervisor.history import History, Phase
-from appliance.supervisor.policy import TABLE, Response, backoff_s, decide, is_fair_trial
+from appliance.supervisor.policy import TABLE, Response, backoff_s, decide
 from appliance.supervisor.settings import MachineSettings
 from tests.unit.supervisor.machine_cases import LADDER, make_diagnosis, make_failure, make_rung
 
@@ -97,17 +98,20 @@ def test_what_was_done_from_outside_is_not_blamed_on_the_rung() -> None:
         assert action.kind is ActionKind.RESTART_SAME
 
 
-def test_a_rung_that_served_for_long_is_not_blamed_for_chance() -> None:
-    """A segfault every few hours, for ever: restarted at once on the same rung each time; memory that ran out is blamed all the same."""
-    long = make_failure(uptime_s=7200.0)
-    history = History()
-    for _ in range(10):
-        diagnosis = make_diagnosis(Cause.SEGFAULT_NATIVE)
-        history = history.with_failure(diagnosis.cause, Phase.SERVING, fair=is_fair_trial(diagnosis, long))
-        action = decide(diagnosis, history, LADDER, SETTINGS, long)
-        assert (action.kind, action.delay_s) == (ActionKind.RESTART_SAME, 0.0)
-    assert not is_fair_trial(make_diagnosis(Cause.CUDA_OOM_PREFILL), long)
-    assert not is_fair_trial(make_diagnosis(Cause.SEGFAULT_NATIVE), make_failure(uptime_s=10.0))
+def test_an_endpoint_that_is_up_between_crashes_is_not_parked() -> None:
+    """A segfault every hour: down the ladder as always, and on its last rung on and on; out of memory there is still PARKED."""
+    history, rungs = History(), []
+    for _ in range(20):
+        history = history.with_failure(Cause.SEGFAULT_NATIVE, Phase.SERVING)
+        action = decide(make_diagnosis(Cause.SEGFAULT_NATIVE), history, LADDER, SETTINGS, make_failure(uptime_s=3000.0))
+        assert action.rung is not None
+        history = replace(history, rung=action.rung.index)
+        rungs.append(action.rung.index)
+    assert rungs[:7] == [0, 1, 1, 2, 2, 3, 3]
+    assert set(rungs[7:]) == {3}
+    history = history.with_failure(Cause.CUDA_OOM_PREFILL, Phase.SERVING)
+    oom = decide(make_diagnosis(Cause.CUDA_OOM_PREFILL), history, LADDER, SETTINGS, make_failure(uptime_s=3000.0))
+    assert oom.kind is ActionKind.PARK
 
 
 def test_each_memory_cause_moves_its_own_dimension() -> None:
