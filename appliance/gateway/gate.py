@@ -188,9 +188,9 @@ class Gate:
         return View(view.publication, view.connected, view.control_error, view.engine_lost, self._loop.time() - self._stopped_since_s)
 
     def _set(self, view: View) -> None:
-        before = sentence_of(self.view)
+        before = self.standing, self.view.control_error
         self.view = view
-        if sentence_of(view) != before:
+        if (self.standing, view.control_error) != before:  # applianced's own log has the sentences in between
             log.info("%s: %s", self.standing.value, sentence_of(view))
         self._changed()
 
