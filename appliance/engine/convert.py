@@ -18,10 +18,10 @@ from typing import Any, TextIO
 
 from appliance.core.errors import ApplianceError, ModelError
 from appliance.core.units import format_bytes
+from appliance.engine.folder_lock import only_one
 from appliance.engine.gguf_file import GgufFile
 from appliance.engine.gguf_model import ModelPlan, TensorJob, plan_model
 from appliance.engine.gguf_tokenizer import build_tokenizer, end_token_ids, tokenizer_config
-from appliance.engine.folder_lock import only_one
 from appliance.engine.manifest import MANIFEST, Manifest, check_manifest, read_manifest, sync_folder, write_durably, write_manifest
 from appliance.engine.progress import Progress
 

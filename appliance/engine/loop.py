@@ -81,6 +81,14 @@ class EngineLoop:
         """Begin to serve what is submitted."""
         self._thread.start()
 
+    def run_until_idle(self) -> None:
+        """Serve all that was submitted in the caller's thread, instead of `start`: for tests and benchmarks."""
+        with torch.inference_mode():
+            while self._inbox or self._living:
+                self._read_inbox()
+                self._step()
+        self._scheduler.check_integrity()
+
     def stop(self) -> None:
         """End after the current step; what still runs is aborted."""
         with self._wake:

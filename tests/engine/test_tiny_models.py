@@ -1,0 +1,150 @@
+"""Every family against transformers, on tiny random checkpoints of the real configuration classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.engine.driver import GREEDY, Driver, differences
+from tests.engine.oracle import Oracle, relative_error
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 331,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,  # small weights make a model that says the same whatever it reads
+    "pad_token_id": 0,
+}
+GEMMA: dict[str, Any] = SIZES | {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "sliding_window": 20,
+    "query_pre_attn_scalar": 24,
+    "tie_word_embeddings": False,  # tied, a random Gemma only repeats its input
+    "sliding_window_pattern": 3,
+    "num_key_value_heads": 1,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+CASES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    "llama": lambda: transformers.LlamaConfig(**SIZES),
+    "llama-tied-odd-heads": lambda: transformers.LlamaConfig(
+        **(SIZES | {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 24, "tie_word_embeddings": True})
+    ),
+    "llama-biased": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True),
+    "llama3-rope": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
+    "llama-linear-rope": lambda: transformers.LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    ),
+    "mistral-window": lambda: transformers.MistralConfig(**SIZES, sliding_window=16),
+    "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=None, head_dim=32),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES),
+    "qwen2-window": lambda: transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=1),
+    "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=24),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA),
+}
+
+
+def save_checkpoint(config: transformers.PreTrainedConfig, folder: Path, **options: Any) -> Path:
+    """A random model of this configuration, as transformers saves it. Norms and biases are made different from 1 and 0."""
+    torch.manual_seed(11)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.to(options.pop("dtype", torch.float32)).save_pretrained(folder, **options)
+    return folder
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random token ids."""
+    return torch.randint(1, 331, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def check_against_oracle(folder: Path, limit: float) -> None:
+    """Every logit that a token was chosen from, in a batch, over several chunks and blocks."""
+    oracle = Oracle(folder)
+    driver = Driver(folder, kv_pool_bytes=8 * 1024**2, prefill_chunk_tokens=24)
+    prompts = {f"p{length}": prompt(length, length) for length in (1, 5, 33, 64, 150)}
+    for name, answer in driver.run(prompts).items():
+        tokens = prompts[name] + answer.token_ids
+        judged = oracle.logits(tokens)
+        rows = torch.stack([answer.logits[position] for position in sorted(answer.logits)])
+        error = relative_error(rows, judged[len(prompts[name]) - 1 : len(tokens) - 1])
+        assert error < limit, f"{name}: relative error {error:.1e}"
+        assert len(set(answer.token_ids)) > 3, "a model that always says the same tests nothing"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
+    """Within 1e-5 of the largest logit, prompt and answer."""
+    check_against_oracle(save_checkpoint(CASES[case](), tmp_path), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_checkpoints_are_computed_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The weights are what they are in the file; nothing more is lost."""
+    check_against_oracle(save_checkpoint(CASES["llama"](), tmp_path, dtype=dtype), 1e-5)
+
+
+def test_sharded_checkpoints_are_read_whole(tmp_path: Path) -> None:
+    """Several files and an index."""
+    save_checkpoint(CASES["qwen3"](), tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    check_against_oracle(tmp_path, 1e-5)
+
+
+def test_older_configuration_files_are_read_too(tmp_path: Path) -> None:
+    """`rope_theta` and `rope_scaling` at the top, no layer types, no head size: as files before transformers 5 have them."""
+    save_checkpoint(CASES["gemma3"](), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    del config["layer_types"]
+    config["sliding_window_pattern"] = 3
+    config["rope_theta"] = rope["full_attention"]["rope_theta"]
+    config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    path.write_text(json.dumps(config))
+    check_against_oracle(tmp_path, 1e-5)
+
+
+@pytest.mark.parametrize("case", ["llama-tied-odd-heads", "mistral-window", "gemma3"])
+@pytest.mark.parametrize("block_tokens", [1, 5, 16, 32])
+def test_an_answer_depends_on_its_request_alone(case: str, block_tokens: int, tmp_path: Path) -> None:
+    """To the last bit of every logit: alone, in a batch, in chunks of any size, and computed again after a preemption."""
+    folder = save_checkpoint(CASES[case](), tmp_path)
+    shape = {"block_tokens": block_tokens, "kv_pool_bytes": 8 * 1024**2}
+    prompts = {f"p{length}": prompt(length, length) for length in (1, 2, 7, 31, 100, 127, 128, 129, 200)}
+    sampling = replace(GREEDY, max_new_tokens=40)
+    alone = Driver(folder, **shape).alone(prompts, sampling)
+    assert not differences(alone, Driver(folder, **shape, max_running=9).run(prompts, sampling))
+    assert not differences(alone, Driver(folder, **shape, prefill_chunk_tokens=16).run(prompts, sampling))
+    assert not differences(alone, Driver(folder, **shape, prefill_chunk_tokens=57, max_running=3).run(prompts, sampling))
+    tight = Driver(folder, **(shape | {"kv_pool_bytes": _bytes_for(folder, 950)}), prefill_fraction=0.85, max_running=9)
+    assert not differences(alone, tight.run(prompts, sampling))
+    assert tight.loop.stats().preemptions > 0
+
+
+def _bytes_for(folder: Path, tokens: int) -> int:
+    config = json.loads((folder / "config.json").read_text())
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    return tokens * 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * (config.get("head_dim") or hidden // heads)

@@ -1,0 +1,227 @@
+"""The scheduler and the pool against a model of the cache that remembers whose token lies in every slot.
+
+The model plays the runner: it writes what a chunk or a decode step writes, reads what attention reads, and finds a token of
+another sequence, of another position, or none, wherever the real engine would have computed nonsense.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from appliance.engine.block_pool import BlockPool, BlockState, PoolGeometry, Region
+from appliance.engine.messages import GenerateRequest, SamplingParams
+from appliance.engine.scheduler import Chunk, Scheduler
+from appliance.engine.sequence import Sequence, Stage
+
+
+def make_sequence(arrival: int, prompt: int, answer: int) -> Sequence:
+    """A request of so many tokens, each token id unlike any other."""
+    ids = tuple(arrival * 1000 + index for index in range(prompt))
+    request = GenerateRequest(f"r{arrival}", ids, SamplingParams(max_new_tokens=answer))
+    return Sequence(request, lambda _: None, arrival, 0, list(ids))
+
+
+class Engine:
+    """The loop's use of the scheduler, over a model of the cache."""
+
+    def __init__(self, geometry: PoolGeometry, max_running: int, chunk_tokens: int) -> None:
+        self.geometry = geometry
+        self.max_running, self.chunk_tokens = max_running, chunk_tokens
+        self.pool = BlockPool(geometry)
+        self.scheduler = Scheduler(self.pool, max_running, chunk_tokens)
+        self.slots: dict[int, tuple[int, int] | None] = {}
+        self.finished: list[Sequence] = []
+
+    def step(self, fail: int | None = None) -> bool:
+        """One turn; `fail`: the chunk with this index fails instead. False: nothing was done."""
+        chunks = self.scheduler.plan_prefill()
+        assert sum(chunk.count for chunk in chunks) <= self.chunk_tokens
+        self._apply_moves()
+        for index, chunk in enumerate(chunks):
+            if fail == index:
+                self.scheduler.remove(chunk.sequence)
+                continue
+            self._prefill(chunk)
+        decoding = self.scheduler.plan_decode()
+        self._apply_moves()
+        for sequence in decoding:
+            self._decode(sequence)
+        return bool(chunks or decoding)
+
+    def _apply_moves(self) -> None:
+        moves = self.scheduler.take_moves()
+        size = self.geometry.block_tokens
+        for block in moves.scrub:
+            for offset in range(size):
+                self.slots[block * size + offset] = None
+        for source, target in moves.copies:
+            for offset in range(size):
+                self.slots[target * size + offset] = self.slots[source * size + offset]
+
+    def _slot(self, sequence: Sequence, position: int) -> int:
+        size = self.geometry.block_tokens
+        return sequence.table(size)[position // size] * size + position % size
+
+    def _write(self, sequence: Sequence, position: int, region: Region) -> None:
+        slot = self._slot(sequence, position)
+        block = slot // self.geometry.block_tokens
+        assert self.pool.region(block) is region, f"{region} wrote block {block}"
+        assert self.pool.state(block) is BlockState.OPEN, f"a {self.pool.state(block)} block was written"
+        self.slots[slot] = (sequence.arrival, position)
+
+    def _read(self, sequence: Sequence, up_to: int) -> None:
+        for position in range(up_to + 1):
+            found = self.slots.get(self._slot(sequence, position))
+            assert found == (sequence.arrival, position), f"sequence {sequence.arrival} reads {found} at position {position}"
+
+    def _prefill(self, chunk: Chunk) -> None:
+        sequence = chunk.sequence
+        replayed = sequence.answer_tokens > 0
+        assert chunk.count > 0
+        for position in range(chunk.start, chunk.start + chunk.count):
+            self._write(sequence, position, Region.DECODE if replayed else Region.PREFILL)
+        self._read(sequence, chunk.start + chunk.count - 1)
+        chooses = chunk.chooses
+        assert chooses == (chunk.completes and not replayed)
+        self.scheduler.prefilled(chunk)
+        if chooses:
+            self._accept(sequence)
+
+    def _decode(self, sequence: Sequence) -> None:
+        assert sequence.stage is Stage.DECODING
+        position = len(sequence.token_ids) - 1
+        self._write(sequence, position, Region.DECODE)
+        self._read(sequence, position)
+        self.scheduler.decoded(sequence)
+        self._accept(sequence)
+
+    def _accept(self, sequence: Sequence) -> None:
+        sequence.token_ids.append(-1)
+        if sequence.answer_tokens >= sequence.request.sampling.max_new_tokens:
+            self.scheduler.remove(sequence)
+            self.finished.append(sequence)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests of all sizes that fit alone come, go, fail and are aborted in any order, in pools from roomy to absurd."""
+
+    @initialize(
+        block_tokens=st.integers(1, 5),
+        prefill_blocks=st.integers(1, 8),
+        decode_blocks=st.integers(1, 8),
+        max_running=st.integers(1, 5),
+        chunk_tokens=st.integers(1, 12),
+    )
+    def build(self, block_tokens: int, prefill_blocks: int, decode_blocks: int, max_running: int, chunk_tokens: int) -> None:
+        self.engine = Engine(PoolGeometry(block_tokens, prefill_blocks, decode_blocks), max_running, chunk_tokens)
+        self.arrivals = 0
+        self.submitted = 0
+        self.dropped = 0
+
+    @rule(data=st.data())
+    def submit(self, data: st.DataObject) -> None:
+        """Only what could run alone: the loop refuses the rest at the door."""
+        geometry = self.engine.geometry
+        prompt = data.draw(st.integers(1, geometry.prefill_tokens))
+        room = geometry.decode_tokens - prompt % geometry.block_tokens + 1
+        answer = data.draw(st.integers(1, max(1, min(room, 12))))
+        self.arrivals += 1
+        self.submitted += 1
+        self.engine.scheduler.add(make_sequence(self.arrivals, prompt, answer))
+
+    @rule(turns=st.integers(1, 6))
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            self.engine.step()
+
+    @rule(chunk=st.integers(0, 2))
+    def run_with_a_failing_prefill(self, chunk: int) -> None:
+        before = len(list(self.engine.scheduler))
+        finished = len(self.engine.finished)
+        self.engine.step(fail=chunk)
+        self.dropped += before - len(list(self.engine.scheduler)) - (len(self.engine.finished) - finished)
+
+    @precondition(lambda self: list(self.engine.scheduler))
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.engine.scheduler.remove(data.draw(st.sampled_from(list(self.engine.scheduler))))
+        self.dropped += 1
+
+    @invariant()
+    def books_balance(self) -> None:
+        engine = self.engine
+        engine.scheduler.check_integrity()
+        assert engine.scheduler.running <= engine.max_running
+        assert len(list(engine.scheduler)) + len(engine.finished) + self.dropped == self.submitted
+
+    def teardown(self) -> None:
+        """Whatever was left runs to its end: nothing waits for ever."""
+        if not hasattr(self, "engine"):
+            return
+        turns = 0
+        while list(self.engine.scheduler):
+            assert self.engine.step(), "sequences live and nothing is done"
+            turns += 1
+            assert turns < 20_000, "no end in sight"
+        self.engine.scheduler.check_integrity()
+        assert self.engine.pool.used_blocks == 0
+        for sequence in self.engine.finished:
+            assert sequence.answer_tokens == sequence.request.sampling.max_new_tokens
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+def test_a_full_decode_region_preempts_the_youngest() -> None:
+    """The oldest keeps going, the youngest computes its answer again later; both get all their tokens."""
+    engine = Engine(PoolGeometry(block_tokens=2, prefill_blocks=8, decode_blocks=4), max_running=2, chunk_tokens=64)
+    old, young = make_sequence(1, 3, 7), make_sequence(2, 3, 7)
+    engine.scheduler.add(old)
+    engine.scheduler.add(young)
+    while engine.step():
+        pass
+    assert engine.finished == [old, young]
+    assert engine.scheduler.preemptions > 0
+
+
+def test_a_prompt_waits_until_all_of_it_fits() -> None:
+    """No part of a prompt is admitted; the next in line does not overtake it."""
+    engine = Engine(PoolGeometry(block_tokens=2, prefill_blocks=4, decode_blocks=8), max_running=4, chunk_tokens=64)
+    first, big, small = make_sequence(1, 6, 3), make_sequence(2, 8, 1), make_sequence(3, 1, 1)
+    for sequence in (first, big, small):
+        engine.scheduler.add(sequence)
+    engine.step()
+    assert (engine.scheduler.running, engine.scheduler.waiting) == (1, 2)
+    assert big.stage is Stage.WAITING
+    assert big.blocks == []
+    while engine.step():
+        pass
+    assert engine.finished == [first, big, small]
+
+
+def test_decode_waits_for_one_chunk_at_most() -> None:
+    """While a long prompt is prefilled in chunks, who decodes gets a token in every turn."""
+    engine = Engine(PoolGeometry(block_tokens=4, prefill_blocks=40, decode_blocks=40), max_running=4, chunk_tokens=8)
+    talker, long = make_sequence(1, 4, 50), make_sequence(2, 100, 1)
+    engine.scheduler.add(talker)
+    engine.step()
+    engine.scheduler.add(long)
+    turns = 0
+    while long.stage is not Stage.FINISHED:
+        before = talker.answer_tokens
+        engine.step()
+        turns += 1
+        assert talker.answer_tokens == before + 1
+    assert turns == 13  # ceil(100 / 8)
+
+
+def test_one_step_shares_its_tokens_among_several_prompts() -> None:
+    """Short prompts ride together instead of one a step."""
+    engine = Engine(PoolGeometry(block_tokens=4, prefill_blocks=40, decode_blocks=40), max_running=4, chunk_tokens=10)
+    for arrival, prompt in enumerate((4, 3, 9), 1):
+        engine.scheduler.add(make_sequence(arrival, prompt, 2))
+    chunks = engine.scheduler.plan_prefill()
+    assert [(chunk.start, chunk.count, chunk.completes) for chunk in chunks] == [(0, 4, True), (0, 3, True), (0, 3, False)]
