@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 import time
@@ -48,9 +49,10 @@ def run(place: Place, model_path: str | None, host: str | None, port: int | None
     named = [("model.path", model_path), ("gateway.host", host), ("gateway.port", port)]
     settings = [*assignments, *(f"{key}={value}" for key, value in named if value is not None)]
     config = place.load(settings).config
-    state_dir = prepare_state_dir(place.state_dir or own_state_dir())
+    wanted = place.state_dir or own_state_dir()
+    model = _model(config, wanted)
+    state_dir = prepare_state_dir(wanted)
     with lock_state_dir(state_dir):
-        model = _model(config, state_dir)
         run_dir = check_run_dir(place.run_dir) if place.run_dir else prepare_run_dir(state_dir)
         listener = open_listener(config.gateway.host, config.gateway.port)
         refuse_open([listener], allowed=config.gateway.allow_open)
@@ -121,13 +123,16 @@ def _announcer(listener: socket.socket, model: Path | None, place: Place, state_
 
 def _ctl(place: Place, state_dir: Path) -> str:
     """appliancectl as it must be called in another terminal to mean this appliance."""
+    program = "appliancectl" if shutil.which("appliancectl") else str(Path(sys.argv[0]).absolute())
+    if program.endswith(".py"):  # python -m appliance.cli
+        program = f"{sys.executable} -m appliance.cli"
     if place.run_dir is not None:
-        return f"appliancectl --run-dir {place.run_dir.absolute()} --state-dir {state_dir}"
-    return "appliancectl" if place.state_dir is None else f"appliancectl --state-dir {state_dir}"
+        return f"{program} --run-dir {place.run_dir.absolute()} --state-dir {state_dir}"
+    return program if place.state_dir is None else f"{program} --state-dir {state_dir}"
 
 
 def _welcome(url: str, model_id: str, model: Path | None, ready_s: float, ctl: str) -> str:
-    body: dict[str, object] = {"model": model_id, "max_tokens": 64}
+    body: dict[str, object] = {"model": model_id, "max_tokens": 64, "temperature": 0}
     if model is None or has_chat_template(model):
         path = "chat/completions"
         body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -142,7 +147,8 @@ def _welcome(url: str, model_id: str, model: Path | None, ready_s: float, ctl: s
             "",
             f"  curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{quoted}'",
             "",
-            f"  {ctl} status    {ctl} diagnose    Ctrl-C stops.",
+            f"  {ctl} status",
+            "  Ctrl-C stops.",
             "",
         )
     )

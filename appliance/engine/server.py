@@ -80,7 +80,7 @@ class EngineServer:
             try:
                 loading.result()
             except ApplianceError as error:
-                log.error("%s", error)
+                log.error("%s: %s", type(error).__name__, error)  # the kind is what diagnosis goes by
                 return EXIT_BAD_MODEL if isinstance(error, ModelError) else EXIT_BAD_SETTINGS
             reporting = asyncio.create_task(report_batches(self.service))
             await _first_of(serving, stopping)

@@ -159,7 +159,7 @@ def test_bad_model_folder_is_66(start: Callable[..., Life]) -> None:
     """The sentence names the file; the exit code is EX_NOINPUT; torch was not imported for it."""
     life = start("--model", "/nowhere", module="appliance.engine")
     assert life.process.wait(20) == 66
-    assert "ERROR /nowhere/tokenizer.json cannot be read: there is no such file" in life.log.read_text()
+    assert "ERROR ModelError: /nowhere/tokenizer.json cannot be read: there is no such file" in life.log.read_text()
 
 
 def test_address_in_use_is_1(start: Callable[..., Life]) -> None:
