@@ -299,7 +299,7 @@ def hang_wait(event: Event, case: Case) -> Event | None:
         return caused(
             init, Cause.NCCL_P2P_HANG, tier=4, rank=6, sure=False, note="the last thing it began was NCCL's start; then only waiting"
         )
-    if case.served and event.count >= HANG_WAITS:
+    if event.phase.serving and event.count >= HANG_WAITS:
         return caused(event, Cause.ENGINE_RPC_TIMEOUT, tier=4, rank=40, sure=False, note=f"{event.count} waits in a row")
     if not case.dead:
         return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=30, note="a single wait while something long runs")

@@ -82,12 +82,16 @@ def last_life(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.source not in ENGINE_SOURCES or id(event) in chosen]
 
 
+STARTS = ("starting", "nccl_init")
+"""Milestones that only a start passes."""
+
+
 def _lives(events: Sequence[Event]) -> list[list[Event]]:
-    """A new life begins with a `starting` milestone after the engine was ready or had failed."""
+    """A new life begins with a milestone of a start after the engine was ready or had failed."""
     lives: list[list[Event]] = [[]]
     seen_past_start = False
     for event in events:
-        if event.name == "starting" and seen_past_start:
+        if event.name in STARTS and seen_past_start:
             lives.append([])
             seen_past_start = False
         seen_past_start = seen_past_start or event.phase.serving or event.is_suspect or event.fatal

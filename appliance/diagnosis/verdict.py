@@ -75,9 +75,11 @@ def cite(event: Event) -> Citation:
 
 
 def _confidence(root: Event, verdict: Verdict) -> Confidence:
+    """A deeper fault outside the window leaves a doubt: clocks are wrong more often than anybody thinks."""
+    doubtful = any(event.tier < root.tier for event, _reason in verdict.outside)
     if not root.sure:
         return Confidence.LOW if verdict.rivals or root.tier >= 5 else Confidence.MEDIUM
-    return Confidence.MEDIUM if verdict.rivals or root.tier == 6 else Confidence.HIGH
+    return Confidence.MEDIUM if verdict.rivals or root.tier == 6 or doubtful else Confidence.HIGH
 
 
 def _chain(root: Event, case: Case) -> tuple[ChainLink, ...]:

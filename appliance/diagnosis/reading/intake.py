@@ -24,8 +24,10 @@ END_LINES = 60
 """Lines kept of either end of a large input, whatever they say."""
 SMALL_BYTES = 512 * 1024
 """Inputs up to here are kept whole; of longer ones, the interesting lines and their surroundings."""
+SMI_LINES = 6
+"""Output of nvidia-smi says what it is within so many lines."""
 _SMI = re.compile(
-    rb"NVIDIA-SMI \d|NVIDIA-SMI has failed|=+NVSMI LOG=+|Failed to initialize NVML|nvidia-smi\b|\bERR!|GPU \d+: NVIDIA "
+    rb"NVIDIA-SMI \d|NVIDIA-SMI has failed|=+NVSMI LOG=+|Failed to initialize NVML|(?:^|[$#] )nvidia-smi\b|\bERR!|GPU \d+: NVIDIA "
     rb"|^\s*(?:GPU|Remapped Rows|Attached GPUs)\b.*:|Unable to determine the device handle"
 )
 _ROUTED = (Source.KERNEL_LOG, Source.SYSTEMD)
@@ -84,9 +86,11 @@ def _read(stream: BinaryIO, source: Source | None, year: int, progress: Callable
     head: list[Evidence] = []
     tail: deque[Evidence] = deque(maxlen=TAIL_LINES)
     kind = source
-    for index, (number, line) in enumerate(_lines(stream, progress)):
-        if index == 0 and source is None and _SMI.search(line[:4096]):
-            kind = Source.NVIDIA_SMI
+    lines = _lines(stream, progress)
+    first = list(itertools.islice(lines, SMI_LINES))
+    if source is None and any(_SMI.search(line[:4096]) for _number, line in first):
+        kind = Source.NVIDIA_SMI
+    for number, line in itertools.chain(first, lines):
         item = _evidence(line, number, kind, year)
         (head if len(head) < HEAD_LINES else tail).append(item)
     return [*head, *tail]
