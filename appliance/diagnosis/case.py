@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
+import heapq
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,7 +77,7 @@ def exit_of(evidence: Evidence) -> Exit:
     return Exit(signal, code if signal is None else None, evidence)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """All that rules may look at."""
 
@@ -84,9 +87,23 @@ class Case:
     stopped_by_us: bool
     engine: str | None
 
+    @functools.cached_property
+    def _index(self) -> dict[str, list[Event]]:
+        """The events by name, each list in order."""
+        index: dict[str, list[Event]] = {}
+        for event in sorted(self.events, key=lambda event: event.order):
+            index.setdefault(event.name, []).append(event)
+        return index
+
+    @functools.cached_property
+    def engine_pids(self) -> frozenset[int]:
+        """Process ids that the engine's own lines mention."""
+        return pids_in(self.evidence)
+
     def named(self, *names: str) -> Iterator[Event]:
         """The events of these names, in order."""
-        return (event for event in self.events if event.name in names)
+        lists = [found for name in names if (found := self._index.get(name))]
+        return iter(lists[0]) if len(lists) == 1 else heapq.merge(*lists, key=lambda event: event.order)
 
     def first(self, *names: str) -> Event | None:
         """The first event of these names."""
@@ -94,29 +111,31 @@ class Case:
 
     def has(self, *names: str) -> bool:
         """Whether any event of these names happened."""
-        return self.first(*names) is not None
+        return any(name in self._index for name in names)
 
     def last_before(self, event: Event, *names: str) -> Event | None:
         """The latest event of these names that stands before this one in its source."""
-        earlier = [other for other in self.named(*names) if other.source is event.source and other.order < event.order]
-        return earlier[-1] if earlier else None
+        earlier = list(self.named(*names))
+        end = bisect.bisect_left(earlier, event.order, key=lambda other: other.order)
+        return next((other for other in reversed(earlier[:end]) if other.source is event.source), None)
 
     def near(self, event: Event, name: str, *, before: int, after: int) -> bool:
         """Whether an event of this name stands within so many lines of this one, in the same source."""
-        return any(
-            other.source is event.source and event.order - before <= other.order <= event.order + after for other in self.named(name)
-        )
+        found = self._index.get(name, [])
+        start = bisect.bisect_left(found, event.order - before, key=lambda other: other.order)
+        end = bisect.bisect_right(found, event.order + after, key=lambda other: other.order)
+        return any(other.source is event.source for other in found[start:end])
 
     def served_after(self, event: Event) -> bool:
         """The engine went on answering after this event."""
         return any(other.name in ("decode", "prefill", "traffic") and other.order > event.order for other in self.events)
 
-    @property
+    @functools.cached_property
     def dead(self) -> bool:
         """Something says that the engine is gone in a way nobody wants."""
         return any(event.fatal for event in self.events)
 
-    @property
+    @functools.cached_property
     def served(self) -> bool:
         """The engine was up at some time of this life."""
         return any(event.phase.serving for event in self.events if event.source in ENGINE_SOURCES)

@@ -83,14 +83,25 @@ def decide(events: Sequence[Event]) -> Verdict:
             inside.append(event)
         else:
             outside.append((event, reason))
-    unexplained = [event for event in inside if not any(explains(other, event) for other in inside)]
-    candidates = sorted(unexplained or inside, key=lambda event: event.depth)
+    deepest = _deepest(inside)
+    unexplained = [event for event in deepest if not any(explains(other, event) for other in deepest)]
+    candidates = sorted(unexplained or deepest, key=lambda event: event.depth)
     if not candidates:
         return Verdict(None, (), tuple(outside), ())
     root = candidates[0]
     rivals = tuple(event for event in candidates[1:] if event.cause is not root.cause and event.tier == root.tier)
     explained = tuple(event for event in inside if event is not root and event not in rivals)
     return Verdict(root, explained, tuple(outside), rivals)
+
+
+def _deepest(suspects: Sequence[Event]) -> list[Event]:
+    """The deepest suspect of each cause and tier: the others of that cause are the same event in other words."""
+    best: dict[tuple[Cause | None, int], Event] = {}
+    for event in suspects:
+        key = (event.cause, event.tier)
+        if key not in best or event.depth < best[key].depth:
+            best[key] = event
+    return list(best.values())
 
 
 def _anchor(events: Sequence[Event]) -> Event | None:

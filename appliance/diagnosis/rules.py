@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
-from appliance.diagnosis.case import Case, engine_like, pids_in, signal_of, signal_of_code
+from appliance.diagnosis.case import Case, engine_like, signal_of, signal_of_code
 from appliance.diagnosis.events import Event, Phase
 from appliance.diagnosis.pattern import Kind
 from appliance.diagnosis.xid import APPLICATION_CLASS, meaning_of
@@ -60,7 +60,7 @@ def xid(event: Event, case: Case) -> Event | None:
 
 def _ours(event: Event, case: Case) -> bool:
     pid = str(event.fields.get("pid") or "")
-    return engine_like(event.fields.get("name")) or (pid.isdigit() and int(pid) in pids_in(case.evidence))
+    return engine_like(event.fields.get("name")) or (pid.isdigit() and int(pid) in case.engine_pids)
 
 
 def cuda_oom(event: Event, case: Case) -> Event:
@@ -179,7 +179,7 @@ def _host_memory_plan(event: Event, case: Case) -> Event | None:
 def host_oom_kill(event: Event, case: Case) -> Event | None:
     """The kernel killed a process: ours, or somebody else's."""
     pid = str(event.fields.get("pid") or "")
-    ours = engine_like(event.fields.get("name")) or (pid.isdigit() and int(pid) in pids_in(case.evidence))
+    ours = engine_like(event.fields.get("name")) or (pid.isdigit() and int(pid) in case.engine_pids)
     if ours:
         return caused(event, Cause.HOST_OOM)
     return replace(
