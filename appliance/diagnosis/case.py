@@ -156,3 +156,9 @@ def pids_in(evidence: Sequence[Evidence]) -> frozenset[int]:
     lines = [item.text for item in evidence if item.source is Source.ENGINE_LOG]
     sample = lines if len(lines) <= 800 else lines[:400] + lines[-400:]
     return frozenset(int(next(filter(None, match.groups()))) for text in sample for match in _LOG_PID.finditer(text[:400]))
+
+
+def ours(event: Event, case: Case) -> bool:
+    """Whether the process that a kernel line names may be the engine's."""
+    pid = str(event.fields.get("pid") or "")
+    return engine_like(event.fields.get("name")) or (pid.isdigit() and int(pid) in case.engine_pids)

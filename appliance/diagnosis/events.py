@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Evidence, Source
@@ -121,4 +121,18 @@ def event_of(pattern: Pattern, evidence: Evidence, order: int, fields: Mapping[s
         fields=fields,
         pattern_id=pattern.pattern_id,
         fatal=pattern.fatal,
+    )
+
+
+def caused(event: Event, cause: Cause, *, tier: int | None = None, rank: int | None = None, sure: bool = True, note: str = "") -> Event:
+    """The event as a suspect (or, for `ok_*`, as harmless)."""
+    kind = Kind.BENIGN if cause.is_ok else Kind.CAUSE
+    return replace(
+        event,
+        kind=kind,
+        cause=cause,
+        tier=event.tier if tier is None else tier,
+        rank=event.rank if rank is None else rank,
+        sure=event.sure and sure,
+        note=note or event.note,
     )

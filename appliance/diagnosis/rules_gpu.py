@@ -1,0 +1,175 @@
+"""Rules about the card and its memory, the links between cards, and the host below them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from appliance.core.causes import Cause
+from appliance.diagnosis.case import Case, ours
+from appliance.diagnosis.events import Event, Phase, caused
+from appliance.diagnosis.pattern import Kind
+from appliance.diagnosis.xid import APPLICATION_CLASS
+
+TRACEBACK_LINES = 80
+"""An exception's own frames stand within so many lines above it (vLLM prints one per rank, interleaved)."""
+
+
+def xid(event: Event, case: Case) -> Event | None:
+    """An application-class Xid of a program that is not the engine is context."""
+    code = int(float(str(event.fields.get("code") or 0)))
+    foreign = code in APPLICATION_CLASS and not ours(event, case)
+    if foreign and event.is_suspect:
+        return replace(event, kind=Kind.SYMPTOM, cause=None, note=f"{event.note}, of {event.fields.get('name')}, which is not the engine")
+    recovery = str(event.fields.get("action_code") or "")
+    if code == 154 and recovery in ("0", "0x0"):
+        return replace(event, kind=Kind.SYMPTOM, cause=None)
+    return event
+
+
+def cuda_oom(event: Event, case: Case) -> Event:
+    """Load, prefill or run time: what the failure's own wrapper says, then its frames, then the last milestone."""
+    for name, cause in (("startup_failed", Cause.CUDA_OOM_STARTUP),):
+        if case.near(event, name, before=TRACEBACK_LINES, after=TRACEBACK_LINES) and not event.phase.serving:
+            return caused(event, cause, note="the engine says that it failed to start")
+    frames = {name: case.near(event, name, before=TRACEBACK_LINES, after=3) for name in ("frame_decode", "frame_prefill", "frame_load")}
+    serving = event.phase.serving or case.near(event, "runtime_failed", before=TRACEBACK_LINES, after=TRACEBACK_LINES)
+    if frames["frame_load"] and not serving:
+        return caused(event, Cause.CUDA_OOM_STARTUP, note="the frames above it load, profile or capture the model")
+    if frames["frame_prefill"]:
+        return caused(event, Cause.CUDA_OOM_PREFILL, note="the frames above it process a prompt")
+    if frames["frame_decode"]:
+        return caused(event, Cause.CUDA_OOM_RUNTIME, note="the frames above it decode or draft")
+    return _oom_by_phase(event, serving)
+
+
+def _oom_by_phase(event: Event, serving: bool) -> Event:
+    if event.phase is Phase.PREFILL:
+        return caused(event, Cause.CUDA_OOM_PREFILL, note="the last thing the engine began was a prefill")
+    if event.phase is Phase.DECODE:
+        return caused(event, Cause.CUDA_OOM_RUNTIME, sure=False, note="the last thing the engine did was decoding")
+    if event.phase is Phase.LOADING and not serving:
+        return caused(event, Cause.CUDA_OOM_STARTUP, note="the engine was still loading")
+    if event.phase is Phase.READY:
+        return caused(event, Cause.CUDA_OOM_RUNTIME, sure=False, note="the engine was up; no line ties it to a prompt")
+    if serving:
+        return caused(event, Cause.CUDA_OOM_PREFILL, sure=False, note="the engine was up; a prefill is the usual peak, no line proves it")
+    return caused(event, Cause.CUDA_OOM_RUNTIME, sure=False, note="nothing says what the engine was doing")
+
+
+def cuda_oom_load(event: Event, case: Case) -> Event:
+    """Buffers that llama.cpp allocates while loading, and again when a graph grows at run time."""
+    if event.phase.serving:
+        return cuda_oom(event, case)
+    return caused(event, Cause.CUDA_OOM_STARTUP, note="the engine was still loading")
+
+
+def nccl_watchdog(event: Event, case: Case) -> Event:
+    """The first collective never worked, or one of many stalled."""
+    sequence = event.fields.get("sequence")
+    completed = [str(other.fields["completed"]) for other in case.named("nccl_watchdog", "nccl_progress") if "completed" in other.fields]
+    never = sequence is not None and int(float(str(sequence))) <= 1
+    if never or (sequence is None and any(value in ("0", "-1") for value in completed)):
+        return caused(event, Cause.NCCL_P2P_HANG, tier=4, rank=5, note="not one collective of this group ever completed")
+    return caused(event, Cause.NCCL_TIMEOUT, tier=4, rank=10, note="collectives had worked before this one")
+
+
+def nccl_error(event: Event, case: Case) -> Event:
+    """An NCCL error names its own cause only when nothing underneath does."""
+    text = event.text.lower()
+    if "out of memory" in text:
+        return cuda_oom(event, case)
+    return caused(event, Cause.NCCL_INIT_FAILURE, sure="unhandled" not in text)
+
+
+def nccl_init(event: Event, case: Case) -> Event | None:
+    """A log that ends in NCCL's start: nothing failed, nothing goes on. A guess, and marked as one."""
+    later = any(other.order > event.order and other.source is event.source for other in case.events)
+    if later or case.dead or case.served or case.exit.known:
+        return None
+    return caused(event, Cause.NCCL_P2P_HANG, tier=6, rank=45, sure=False, note="the log ends where NCCL starts")
+
+
+HANG_WAITS = 3
+
+
+def hang_wait(event: Event, case: Case) -> Event | None:
+    """vLLM's `No available shared memory broadcast block`: harmless once while loading, a hang when it repeats."""
+    init = case.last_before(event, "nccl_init")
+    moved_on = [
+        other for other in case.events if init is not None and other.order > init.order and other.name in ("loading", "ready", "traffic")
+    ]
+    if init is not None and not moved_on and not case.served:
+        return caused(
+            init, Cause.NCCL_P2P_HANG, tier=4, rank=6, sure=False, note="the last thing it began was NCCL's start; then only waiting"
+        )
+    if event.phase.serving and event.count >= HANG_WAITS:
+        return caused(event, Cause.ENGINE_RPC_TIMEOUT, tier=4, rank=40, sure=False, note=f"{event.count} waits in a row")
+    if not case.dead:
+        return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=30, note="a single wait while something long runs")
+    return None
+
+
+def smi_err(event: Event, _case: Case) -> Event:
+    """ERR! in a row of nvidia-smi."""
+    return caused(event, Cause.GPU_NEEDS_RESET, tier=1, rank=25)
+
+
+def nvml_unknown(event: Event, case: Case) -> Event:
+    """NVML's `Unknown Error`: a container whose device cgroup was rewritten."""
+    return caused(event, Cause.CONTAINER_LOST_GPU, tier=0, rank=85, sure=any("host" in item.text for item in case.lines_of(event.source)))
+
+
+def package_upgrade(event: Event, case: Case) -> Event | None:
+    """A driver package was replaced: the root of a version mismatch, nothing by itself."""
+    if any(other.cause is Cause.DRIVER_LIB_MISMATCH for other in case.events):
+        return caused(event, Cause.DRIVER_LIB_MISMATCH, tier=0, rank=64)
+    return None
+
+
+def pcie_uncorrectable(event: Event, _case: Case) -> Event | None:
+    """An uncorrected PCIe error of a GPU or of the port above it."""
+    device = str(event.fields.get("driver") or "nvidia").lower()
+    if device in ("nvidia", "pcieport", "vfio-pci", "pci", "aer", "nouveau"):
+        return caused(event, Cause.PCIE_ERROR, tier=0, rank=10, sure=device == "nvidia")
+    return replace(event, kind=Kind.SYMPTOM, note=f"of a device that {device} drives, which is no GPU")
+
+
+CORRECTABLE_STORM = 10
+
+
+def pcie_correctable(event: Event, case: Case) -> Event:
+    """Corrected errors are harmless one by one; a storm, or some before a lost card, is the link failing."""
+    lost = any(other.cause is Cause.GPU_OFF_BUS for other in case.events)
+    if event.count >= CORRECTABLE_STORM or (lost and event.count >= 3):
+        return caused(event, Cause.PCIE_ERROR, tier=0, rank=12, sure=lost, note=f"{event.count} corrected errors on the link")
+    return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=40, note="corrected by the link itself")
+
+
+def ghes_gpu(event: Event, case: Case) -> Event | None:
+    """The firmware's PCIe report names NVIDIA's vendor id; the line to quote is the one with the device."""
+    if case.has("ghes_corrected"):
+        return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=40)
+    device = case.last_before(event, "ghes_device")
+    return caused(device or event, Cause.PCIE_ERROR, tier=0, rank=10)
+
+
+def boot(event: Event, case: Case) -> Event | None:
+    """A new boot without a shutdown record before it: the host went away."""
+    if case.last_before(event, "shutdown_record") is not None:
+        return replace(event, kind=Kind.SYMPTOM, note="the host was shut down in order")
+    own_lines = sum(1 for _ in case.lines_of(event.source))
+    if event.evidence.line <= 1 and own_lines > 1 and not case.served:
+        return None
+    peer = next((other for other in reversed(list(case.named("p2p_setup", "ready", "traffic", "decode", "prefill")))), None)
+    if peer is not None and peer.name == "p2p_setup":
+        return caused(
+            event, Cause.P2P_UNSAFE, tier=1, rank=98, sure=False, note="the last thing before the reset was peer traffic between the cards"
+        )
+    return caused(event, Cause.HOST_POWER_RESET, tier=1, rank=99, note="no shutdown record and no fault stands before the new boot")
+
+
+def stuck_task(event: Event, case: Case) -> Event | None:
+    """A task in uninterruptible sleep with the NVIDIA driver's frames below it."""
+    if not case.has("driver_frame"):
+        return None
+    return caused(event, Cause.GPU_UNKILLABLE_PROCESS, tier=0, rank=84)

@@ -1,0 +1,161 @@
+"""Rules about processes: how they ended, who ended them, what they could not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from appliance.core.causes import Cause
+from appliance.core.evidence import Source
+from appliance.diagnosis.case import Case, engine_like, ours, signal_of, signal_of_code
+from appliance.diagnosis.events import Event, Phase, caused
+from appliance.diagnosis.pattern import Kind
+
+_DEATHS: dict[str, tuple[Cause, int, int]] = {
+    "SIGSEGV": (Cause.SEGFAULT_NATIVE, 1, 80),
+    "SIGILL": (Cause.SIGILL_CPU, 1, 75),
+    "SIGBUS": (Cause.SHM_TOO_SMALL, 2, 8),
+    "SIGKILL": (Cause.KILLED_UNKNOWN, 5, 50),
+    "SIGTERM": (Cause.EXTERNAL_SIGTERM, 3, 40),
+    "SIGINT": (Cause.EXTERNAL_SIGTERM, 3, 41),
+    "SIGHUP": (Cause.EXTERNAL_SIGTERM, 3, 42),
+    "SIGQUIT": (Cause.EXTERNAL_SIGTERM, 5, 60),
+}
+"""Signal → cause, tier, rank. SIGABRT is missing on purpose: it says that the program gave up, never why."""
+
+
+def death(event: Event, case: Case) -> Event | None:
+    """A process ended by a signal: the signal names the kind of fault, a deeper event names the cause."""
+    signal = signal_of(event.fields.get("signal")) or signal_of_code(event.fields.get("exit_code", ""))
+    if signal is None or signal not in _DEATHS:
+        return replace(event, kind=Kind.CONSEQUENCE, fatal=event.fatal and str(event.fields.get("exit_code")) != "0")
+    if _stopping(signal, event, case):
+        return replace(event, kind=Kind.CONSEQUENCE, fatal=False, note="during a stop")
+    if signal == "SIGKILL":
+        starved = _host_memory_plan(event, case)
+        if starved is not None:
+            return starved
+        if case.has("kill_tree", "sigquit") or (case.has("wrapper") and event.source is Source.EXIT and _self_kill(case)):
+            return replace(event, kind=Kind.CONSEQUENCE, note="the parent kills its own process tree after a child failed")
+    cause, tier, rank = _DEATHS[signal]
+    exit_only = event.source is Source.EXIT
+    return caused(event, cause, tier=max(tier, 5) if exit_only else tier, rank=rank + (30 if exit_only else 0), note=f"ended by {signal}")
+
+
+def _stopping(signal: str, event: Event, case: Case) -> bool:
+    """Ends that belong to a stop: any while we or systemd asked for one, a worker's SIGTERM in any shutdown, SIGKILL after a drain."""
+    if case.stopped_by_us or case.has("stop_requested"):
+        return signal in ("SIGTERM", "SIGINT", "SIGKILL", "SIGQUIT", "SIGABRT", "SIGSEGV") and event.phase is not Phase.LOADING
+    if event.source is Source.EXIT:
+        return signal == "SIGKILL" and case.has("drained")
+    return signal in ("SIGTERM", "SIGINT") and (event.phase is Phase.STOPPING or case.has("shutdown", "sigterm"))
+
+
+def _self_kill(case: Case) -> bool:
+    return any(event.pattern_id in ("sglang.sigquit", "sglang.kill_tree") for event in case.events)
+
+
+def _host_memory_plan(event: Event, case: Case) -> Event | None:
+    """ollama printed a plan that puts more into host memory than is free, and then its runner was killed."""
+    plan = case.last_before(event, "host_memory_plan")
+    free = list(case.named("host_memory_free"))
+    if plan is None:
+        return None
+    required, partial = (float(plan.fields.get(name, 0.0)) for name in ("required_bytes", "partial_bytes"))
+    free_bytes = max(
+        (float(other.fields.get("free_bytes", 0.0)) + float(other.fields.get("swap_bytes", 0.0)) for other in free), default=0.0
+    )
+    if required - partial <= 0 or (free_bytes and required - partial < 0.85 * free_bytes):
+        return None
+    note = "the plan puts more into host memory than is free, then the runner was killed"
+    return caused(replace(plan, fatal=True), Cause.HOST_OOM, tier=2, rank=3, sure=False, note=note)
+
+
+def host_oom_kill(event: Event, case: Case) -> Event | None:
+    """The kernel killed a process: ours, or somebody else's."""
+    pid = str(event.fields.get("pid") or "")
+    ours = engine_like(event.fields.get("name")) or (pid.isdigit() and int(pid) in case.engine_pids)
+    if ours:
+        return caused(event, Cause.HOST_OOM)
+    return replace(
+        event, name="foreign_oom", kind=Kind.SYMPTOM, note=f"the kernel killed {event.fields.get('name')}, which is not the engine"
+    )
+
+
+def oom_result(event: Event, _case: Case) -> Event | None:
+    """systemd's OOM sentence counts for a service; on a slice it only says that something below it was killed."""
+    unit = str(event.fields.get("unit") or "")
+    if unit.endswith((".slice", ".scope")) and "session" not in unit:
+        return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=30, note="a slice repeats what happened to another unit below it")
+    return caused(event, Cause.HOST_OOM, tier=0, rank=72)
+
+
+def segfault_line(event: Event, case: Case) -> Event | None:
+    """The kernel's segfault (or trap) line, if the process may be ours."""
+    if not ours(event, case):
+        return replace(event, kind=Kind.SYMPTOM, note=f"of {event.fields.get('name')}, which is not the engine")
+    if "invalid opcode" in event.text:
+        return caused(event, Cause.SIGILL_CPU, tier=1, rank=74)
+    return caused(event, Cause.SEGFAULT_NATIVE, tier=1, rank=70)
+
+
+def heap_corruption(event: Event, _case: Case) -> Event:
+    """glibc found the heap destroyed: native code wrote where it must not."""
+    return caused(event, Cause.SEGFAULT_NATIVE, tier=1, rank=82, sure=False)
+
+
+def bus_error(event: Event, case: Case) -> Event:
+    """A page of a mapping on a full tmpfs; a line that gives the size of /dev/shm is the better one to quote."""
+    size = case.last_before(event, "shm_size")
+    return caused(replace(size, fatal=True) if size is not None else event, Cause.SHM_TOO_SMALL, tier=2, rank=8, sure=size is not None)
+
+
+def enospc(event: Event, case: Case) -> Event:
+    """No space on /dev/shm (or out of NCCL) is shared memory; anywhere else it is a disk."""
+    text = event.text.lower()
+    nearby = case.near(event, "shm_too_small", before=40, after=40) or case.near(event, "shm_size", before=400, after=40)
+    if "/dev/shm" in text or "nccl" in text or "posix_fallocate" in text or "shared memory" in text or nearby:
+        return caused(event, Cause.SHM_TOO_SMALL, tier=2, rank=5)
+    return caused(event, Cause.DISK_FULL, tier=2, rank=40)
+
+
+def sigterm(event: Event, case: Case) -> Event | None:
+    """A stop signal is a crash only when nobody we know asked for it and the engine did not leave in order."""
+    if case.stopped_by_us or case.has("stop_requested"):
+        return caused(event, Cause.OK_SHUTDOWN, tier=7, rank=20, note="the stop was asked for")
+    if event.pattern_id == "native.sigterm":  # only ever stopped by applianced, whose ledger would be among the evidence
+        return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="no record of ours asks for this stop")
+    dirty = case.has("wrapper", "runtime_failed", "startup_failed") or (case.exit.known and case.exit.code != 0 and not case.has("drained"))
+    if dirty or (event.phase is Phase.LOADING and not case.served):
+        return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="no record of ours asks for this stop")
+    return caused(event, Cause.OK_SHUTDOWN, tier=7, rank=20, sure=False, note="it ended in order; no record says who asked")
+
+
+def client_left(event: Event, case: Case) -> Event | None:
+    """A client left; if the engine died of nothing else, it died of that."""
+    if case.has("wrapper") and not case.served_after(event):
+        tier = 4 if event.kind is Kind.SYMPTOM else 2
+        return caused(event, Cause.CLIENT_DISCONNECT_CRASH, tier=tier, rank=90, sure=False)
+    if event.kind is Kind.SYMPTOM:
+        return None
+    return caused(event, Cause.OK_CLIENT_DISCONNECT, tier=7, rank=15)
+
+
+def address_taken(event: Event, case: Case) -> Event:
+    """Somebody listens there; a warning about one of several addresses is none while the engine goes on."""
+    warning = "socket.cpp" in event.text and "[W" in event.text
+    if warning and (case.served or not case.dead):
+        return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=33)
+    return caused(event, Cause.PORT_IN_USE)
+
+
+def template_request(event: Event, case: Case) -> Event:
+    """A template that fails on a request: that request's fault while the engine serves others, else the template's."""
+    if case.served or any(other.cause is Cause.OK_CLIENT_ERROR for other in case.events):
+        return caused(event, Cause.OK_CLIENT_ERROR, tier=7, rank=22)
+    return caused(event, Cause.TEMPLATE_ERROR, sure=False)
+
+
+def start_failed(event: Event, case: Case) -> Event | None:
+    """systemd gave up: the first failed attempt is the root, unless a program said more."""
+    first = case.first("unit_failed")
+    return caused(first or event, Cause.SD_START_LIMIT, tier=5, rank=20)
