@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,24 @@ from appliance.core.evidence import Evidence, Source
 from appliance.core.units import format_duration, parse_duration_s
 
 _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the verdict is told."""
+
+    as_json: bool
+    as_markdown: bool
+    bundle: Path | None
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.as_markdown:
+            raise click.UsageError("--json and --markdown exclude each other")
+
+    @property
+    def as_text(self) -> bool:
+        """For a person."""
+        return not (self.as_json or self.as_markdown)
 
 
 def _log_option(name: str, words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -40,6 +59,12 @@ def _log_option(name: str, words: str) -> Callable[[Callable[..., Any]], Callabl
 @click.option("--incident", "incident_id", metavar="ID", help="An incident of this box other than the last.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown to paste into an issue.")
+@click.option(
+    "--bundle",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT.tar.zst",
+    help="Also write report and evidence to a file, without tokens, keys, prompts, hosts and user names.",
+)
 @click.pass_obj
 def diagnose(
     place: Place,
@@ -55,6 +80,7 @@ def diagnose(
     incident_id: str | None,
     as_json: bool,
     as_markdown: bool,
+    bundle: Path | None,
 ) -> ExitCode:
     """Why it crashed: this box's last incident, or any log.
 
@@ -69,19 +95,18 @@ def diagnose(
       journalctl -u sglang -o json | appliancectl diagnose -
     """
     logs = [Log(path, source) for source, paths in _sources(files, engine_log, kernel_log, systemd_log, smi) for path in paths]
-    if as_json and as_markdown:
-        raise click.UsageError("--json and --markdown exclude each other")
+    form = Form(as_json, as_markdown, bundle)
     if not logs and exit_word is None:
         if stopped_by_us or engine or since:
             raise click.UsageError("--stopped-by-us, --engine and --since are about logs: name a FILE, or - for stdin")
-        return _last_incident(place, incident_id or "", as_json, as_markdown)
+        return _last_incident(place, incident_id or "", form)
     if incident_id is not None:
         raise click.UsageError("--incident is about this box; leave the files out")
     from appliance.diagnosis import diagnose as judge
 
     evidence = [*read_logs(logs, _since_s(since)), *_exit(exit_word)]
     verdict = judge(evidence, stopped_by_us=stopped_by_us, engine=engine)
-    return _print(verdict, as_json, as_markdown)
+    return _tell(verdict, evidence, form)
 
 
 def _sources(
@@ -119,19 +144,19 @@ def _since_s(text: str | None) -> float | None:
         raise click.UsageError(f"--since {text!r}: write how long ago, such as 10min, or a time such as 2026-11-30T14:05") from None
 
 
-def _last_incident(place: Place, incident_id: str, as_json: bool, as_markdown: bool) -> ExitCode:
-    from appliance.control.codec import diagnosis_from_json
+def _last_incident(place: Place, incident_id: str, form: Form) -> ExitCode:
+    from appliance.control.codec import diagnosis_from_json, evidence_from_json
 
     incident = records.one(place, incident_id)
     if incident is None:
         if incident_id:
             raise ApplianceError(f"there is no incident {incident_id!r}", hint="`appliancectl incidents` lists them")
-        say_json(None) if as_json else say("no incidents: nothing has crashed here")
+        say_json(None) if form.as_json else say("no incidents: nothing has crashed here")
         return ExitCode.OK
     verdict = diagnosis_from_json(incident["diagnosis"])
-    if not (as_json or as_markdown):
+    if form.as_text:
         say(_headline(incident))
-    return _print(verdict, as_json, as_markdown, incident)
+    return _tell(verdict, [evidence_from_json(item) for item in incident["evidence"]], form, incident)
 
 
 def _headline(incident: records.Document) -> str:
@@ -147,16 +172,19 @@ def _phase(incident: records.Document) -> str:
     return f"serving since {format_duration(incident['uptime_s'])}" if incident["uptime_s"] else "serving"
 
 
-def _print(verdict: Diagnosis, as_json: bool, as_markdown: bool, incident: records.Document | None = None) -> ExitCode:
+def _tell(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident: records.Document | None = None) -> ExitCode:
+    from appliance.cli import bundles
     from appliance.diagnosis import report
 
     did = None if incident is None else _did(incident)
-    if as_json:
+    if form.as_json:
         say_json(report.to_json_dict(verdict) | ({} if incident is None else _incident_fields(incident)))
-    elif as_markdown:
+    elif form.as_markdown:
         say(report.markdown(verdict).rstrip("\n") + ("" if did is None else f"\n\n{did}"))
     else:
         _print_text(report.text(verdict, did=did), crashed=verdict.crashed)
+    if form.bundle is not None:
+        bundles.write(form.bundle, verdict, evidence)
     return ExitCode.BAD if verdict.crashed else ExitCode.OK
 
 

@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("status", "What is going on, in words."),
     "plan": ("plan", "How much context fits a card, and why."),
     "diagnose": ("diagnose", "Why it crashed: this box's last incident, or any log."),
+    "explain": ("explain", "What a flag or variable of an engine really does."),
     "incidents": ("incidents", "The crashes of this box, newest first."),
     "restart": ("lifecycle", "Restart the engine; clients wait."),
     "drain": ("lifecycle", "Finish what runs, take nothing new, stop the engine."),

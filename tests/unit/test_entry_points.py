@@ -18,7 +18,9 @@ ENTRY_POINTS = (
     "appliance.cli.setup",
     "appliance.cli.status",
     "appliance.cli.diagnose",
+    "appliance.cli.explain",
     "appliance.cli.incidents",
+    "appliance.cli.plan",
     "appliance.cli.lifecycle",
     "appliance.cli.config",
 )

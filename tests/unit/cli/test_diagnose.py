@@ -4,10 +4,12 @@ import gzip
 import json
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
+import zstandard
 
 ROOT = Path(__file__).parents[3]
 OOM = (ROOT / "tests" / "corpus" / "001-sglang-prefill-oom-sigquit-500.json").read_text()
@@ -123,3 +125,29 @@ def test_any_file_gets_an_answer(ctl, tmp_path: Path, content: bytes) -> None:
     said = ctl("diagnose", "--json", path)
     assert said.code in (0, 1)
     assert json.loads(said.out)["cause"]
+
+
+def test_a_bundle_holds_report_and_evidence_without_secrets(ctl, tmp_path: Path) -> None:
+    """A new file; what was taken out is said; one that exists is left alone."""
+    path, out = tmp_path / "engine.log", tmp_path / "out.tar.zst"
+    path.write_text("api_key=sk-abcdefghijklmnopqrstuvwxyz012345\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    said = ctl("diagnose", path, "--bundle", out)
+    assert said.code == 1
+    assert "taken out of it: 1 ×" in said.err
+    with zstandard.open(out, "rb") as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
+        files = {entry.name.partition("/")[2]: tar.extractfile(entry).read().decode() for entry in tar}
+    assert {"report.txt", "report.json", "evidence/engine_log.log", "redacted.txt"} <= set(files)
+    assert "OutOfMemoryError" in files["evidence/engine_log.log"]
+    assert not any("sk-abc" in text for text in files.values())
+    content = out.read_bytes()
+    said = ctl("diagnose", path, "--bundle", out)
+    assert "exists already" in said.err
+    assert out.read_bytes() == content
+    assert sorted(tmp_path.glob(".*partial*")) == []
+
+
+def test_a_bundle_that_cannot_be_written_is_said(ctl, tmp_path: Path) -> None:
+    """The verdict is told all the same."""
+    said = ctl("diagnose", "--exit", "SIGSEGV", "--bundle", tmp_path / "none" / "out.tar.zst")
+    assert said.out.startswith("segfault_native")
+    assert "cannot be written: No such file or directory" in said.err
