@@ -14,6 +14,7 @@ from appliance.diagnosis.pattern import Pattern, PatternError, Value, fields_of,
 _Trie = dict[str, "_Trie"]
 
 PATTERNS_DIR = Path(__file__).parent / "patterns"
+_MILD_LEVEL = re.compile(r"(?:\(\S+ pid=\d+\) )?(?:\[[^\]]{8,40}\] )?(?:DEBUG|INFO|WARNING)\b")
 LONGEST_LINE = 8192
 """Characters of a line that regular expressions see; a longer line is cut in its middle (`shorten`)."""
 
@@ -44,8 +45,8 @@ class Catalogue:
                 yield pattern, fields_of(match)
 
     def fatal(self, line: str) -> str | None:
-        """The id of the first fatal engine-log pattern that the line matches."""
-        if self._fatal_gate.search(line) is None:
+        """The id of the first fatal engine-log pattern that the line matches; what an engine calls a warning is not fatal."""
+        if self._fatal_gate.search(line) is None or _MILD_LEVEL.match(line) is not None:
             return None
         line = shorten(line)
         return next((pattern.pattern_id for pattern in self._fatal if pattern.search(line) is not None), None)

@@ -28,9 +28,8 @@ def xid(event: Event, case: Case) -> Event | None:
 
 def cuda_oom(event: Event, case: Case) -> Event:
     """Load, prefill or run time: what the failure's own wrapper says, then its frames, then the last milestone."""
-    for name, cause in (("startup_failed", Cause.CUDA_OOM_STARTUP),):
-        if case.near(event, name, before=TRACEBACK_LINES, after=TRACEBACK_LINES) and not event.phase.serving:
-            return caused(event, cause, note="the engine says that it failed to start")
+    if not event.phase.serving and case.near(event, "startup_failed", before=TRACEBACK_LINES, after=TRACEBACK_LINES):
+        return caused(event, Cause.CUDA_OOM_STARTUP, note="the engine says that it failed to start")
     frames = {name: case.near(event, name, before=TRACEBACK_LINES, after=3) for name in ("frame_decode", "frame_prefill", "frame_load")}
     serving = event.phase.serving or case.near(event, "runtime_failed", before=TRACEBACK_LINES, after=TRACEBACK_LINES)
     if frames["frame_load"] and not serving:

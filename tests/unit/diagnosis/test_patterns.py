@@ -56,6 +56,52 @@ def test_fatal_patterns_answer_the_online_question() -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "requests.exceptions.HTTPError: 401 Client Error. (Request ID: Root=1)",
+        "OSError: [Errno 24] Too many open files",
+        "FileNotFoundError: No such file or directory: nope.safetensors",
+        "jinja2.exceptions.UndefinedError: 'dict object' has no attribute 'content'",
+        "ValueError: The input (119004 tokens) is longer than the model's context length (102400 tokens).",
+        "WARNING Custom allreduce is disabled because your platform lacks GPU P2P capability or P2P test failed.",
+        "KV cache pool is full. Retract requests. #retracted_reqs: 1",
+        "asyncio.exceptions.CancelledError",
+        "No available shared memory broadcast block found in 60 seconds.",
+        "ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 838447104",
+        "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.",
+        'INFO:     127.0.0.1:40140 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error',
+        "INFO:     Finished server process [1]",
+        "MemoryError: ",
+        "[2026-11-30 10:00:00] WARNING One request was refused: CUDA out of memory. Tried to allocate 48.00 MiB.",
+        "(EngineCore pid=5) WARNING 04-19 12:31:04 [core.py:1] Segmentation fault of a helper",
+    ],
+)
+def test_what_an_engine_survives_is_not_fatal(line: str) -> None:
+    """The supervisor kills on a fatal line: one request's trouble, a retry or a warning must not be one."""
+    assert is_fatal_line(line) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "[2026-08-16 09:41:40 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        "[2026-08-16 09:41:40] SIGQUIT received. signum=3, frame=None. It usually means one child failed.",
+        "(EngineCore pid=229) ERROR 04-19 12:31:04 [core.py:1134] EngineCore encountered a fatal error.",
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+        "Fatal Python error: Segmentation fault",
+        "[2026-11-30 10:00:00] ERROR Engine loop failed: MemoryError: ",
+        "RuntimeError: Prefill out of memory. Try to lower your batch size.",
+        "ggml-cuda.cu:132: CUDA error",
+        "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600086 milliseconds",
+    ],
+)
+def test_what_ends_an_engine_is_fatal(line: str) -> None:
+    """So that its group is emptied at once, not after its own minute of dying."""
+    assert is_fatal_line(line) is not None
+
+
+@pytest.mark.parametrize(
     ("change", "says"),
     [
         ('regex = ".*boom"', "catch-all"),
