@@ -9,7 +9,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -223,13 +222,12 @@ class Supervisor:
         memory = self.store.load()
         # Another configuration is another story: what failed under the old one is not held against the new one.
         history = memory.history if memory.settings == fingerprint(self.config) else History()
-        history = replace(history, rung=min(history.rung, len(ladder) - 1))
         newest = self.store.recent(1)
         self.last_incident = newest[0] if newest else None
         return MachineState(
             settings=MachineSettings.of(self.config),
             ladder=ladder,
-            history=history,
+            history=history.fitted(len(ladder)),
             generation=max(memory.generation, self.run_dir.generation),
             since_s=time.monotonic(),
         )

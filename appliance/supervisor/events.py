@@ -31,6 +31,8 @@ class Timer(enum.Enum):
     BACKOFF = "backoff"
     STABLE = "stable"
     """It served long enough to forget earlier failures."""
+    CLIMB = "climb"
+    """It served long enough on a safer rung to try the one above."""
 
 
 class KillHow(enum.Enum):
@@ -210,9 +212,10 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class RestartRequested:
-    """A new life on the same rung."""
+    """A new life, on the same rung or on another."""
 
     reason: str
+    rung: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

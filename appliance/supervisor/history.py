@@ -53,12 +53,16 @@ class History:
         rung: index on the ladder of the next start.
         start_failures: failed starts in a row; a proved engine resets it.
         failures: failures in a row of either phase; sets the back-off.
+        climbed_from: the safer rung that was left for the present one by itself, while that is on probation.
+        failed_climbs: each one doubles the wait before the next climb.
     """
 
     rung: int = 0
     start_failures: int = 0
     failures: int = 0
     tried: tuple[Tried, ...] = ()
+    climbed_from: int | None = None
+    failed_climbs: int = 0
 
     def times(self, cause: Cause, rung: int) -> int:
         """How often this rung failed for this cause."""
@@ -78,6 +82,24 @@ class History:
         """It started: the budget of start failures is whole again. The others need a stable time."""
         return dataclasses.replace(self, start_failures=0)
 
+    def fitted(self, rungs: int) -> History:
+        """For a ladder of so many rungs, which may be shorter than the one it was written for."""
+        climbed_from = self.climbed_from if self.climbed_from is not None and self.climbed_from < rungs else None
+        return dataclasses.replace(self, rung=min(self.rung, rungs - 1), climbed_from=climbed_from)
+
+    def climbed(self) -> History:
+        """One rung up, on probation."""
+        return dataclasses.replace(self, rung=self.rung - 1, climbed_from=self.rung)
+
+    def fallen_back(self) -> History:
+        """The climb did not hold: back to where it came from."""
+        rung = self.climbed_from if self.climbed_from is not None else self.rung
+        return dataclasses.replace(self, rung=rung, climbed_from=None, failed_climbs=self.failed_climbs + 1)
+
+    def stable(self) -> History:
+        """A stable time has passed: nothing is held against any rung, and a climb has held."""
+        return History(rung=self.rung, failed_climbs=0 if self.climbed_from is not None else self.failed_climbs)
+
     def forgiven(self) -> History:
-        """A stable time has passed, or a person asked for a new try: nothing is held against any rung."""
+        """A person asked for a new try."""
         return History(rung=self.rung)

@@ -176,6 +176,8 @@ def decide(
         delay_s = max(settings.backoff_first_s, backoff_s(history.failures, settings, jitter))
         return _same(ActionKind.WAIT, diagnosis, ladder[history.rung], delay_s)
     delay_s = backoff_s(history.failures, settings, jitter)
+    if row.response is not Response.OUTSIDE and history.climbed_from is not None:
+        return _fall_back(diagnosis, ladder[history.climbed_from], delay_s)
     may_be_chance = row.response is Response.SAME_THEN_SAFER and history.times(diagnosis.cause, history.rung) < 2
     if row.response is Response.OUTSIDE or may_be_chance:
         return _same(ActionKind.RESTART_SAME, diagnosis, ladder[history.rung], delay_s)
@@ -203,6 +205,11 @@ def _safer(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], bet
     rung = fitting[0]
     costs = "; ".join(words for words in (rung.gives_up and f"gives up {rung.gives_up}", rung.gains and f"gains {rung.gains}") if words)
     did = f"restarted on the safer rung {rung.index}" + (f" ({costs})" if costs else "") + _after(delay_s)
+    return Action(ActionKind.RESTART_SAFER, because(did, diagnosis), delay_s, rung)
+
+
+def _fall_back(diagnosis: Diagnosis, rung: Rung, delay_s: float) -> Action:
+    did = f"fell back to rung {rung.index}, from which it had climbed,{_after(delay_s)}".rstrip(",")
     return Action(ActionKind.RESTART_SAFER, because(did, diagnosis), delay_s, rung)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import signal
 import subprocess
@@ -60,16 +61,6 @@ def spawn(
         OSError: no such program, not permitted, no memory.
     """
     ours, theirs = os.pipe()
-    parent = os.getpid()
-
-    def in_child() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # we died between fork and prctl
-        group.join()
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
-
     try:
         with contextlib.suppress(OSError):  # over the user's pipe quota: the default size works too
             fcntl.fcntl(ours, _F_SETPIPE_SZ, PIPE_BYTES)
@@ -81,7 +72,7 @@ def spawn(
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=in_child,
+            preexec_fn=functools.partial(_in_child, os.getpid(), group),
         )
     except (OSError, subprocess.SubprocessError) as error:
         os.close(ours)
@@ -90,6 +81,16 @@ def spawn(
         os.close(theirs)
     group.started(popen.pid)
     return EngineProcess(popen, ours, group, ring, on_lines, on_exit)
+
+
+def _in_child(parent: int, group: Group) -> None:
+    """Between fork and exec: die with the parent, join the group, and be the one that the OOM killer takes."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died between fork and prctl
+    group.join()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
 
 
 class EngineProcess:

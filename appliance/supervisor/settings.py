@@ -19,6 +19,7 @@ class MachineSettings:
     stop_deadline_s: float = 30.0
     drain_s: float = 30.0
     gpu_required: bool = False
+    climb_after_s: float = 0.0
 
     @classmethod
     def of(cls, config: Config) -> MachineSettings:
@@ -32,6 +33,7 @@ class MachineSettings:
             stop_deadline_s=supervisor.stop_deadline_s,
             drain_s=config.gateway.drain_s,
             gpu_required=config.gpu.mode == "required",
+            climb_after_s=config.ladder.climb_after_s,
         )
 
 

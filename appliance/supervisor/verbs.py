@@ -80,9 +80,12 @@ class Verbs:
         return {"incident": document}
 
     async def restart(self, arguments: Arguments) -> Arguments:
-        """A new engine life."""
-        _no_more(arguments, "reason")
-        return await self._ask(ev.RestartRequested(_reason(arguments)), "restarted")
+        """A new engine life, on the same rung or on the one that is named."""
+        _no_more(arguments, "reason", "rung")
+        rung, rungs = arguments.get("rung"), len(self._supervisor.state.ladder)
+        if rung is not None and (not isinstance(rung, int) or isinstance(rung, bool) or not 0 <= rung < rungs):
+            raise ControlError(f"rung = {rung!r} is none of 0 to {rungs - 1}", hint="0 is what is configured, higher ones are safer")
+        return await self._ask(ev.RestartRequested(_reason(arguments), rung), "restarted")
 
     async def drain(self, arguments: Arguments) -> Arguments:
         """Finish what runs, stop the engine, wait for resume."""

@@ -98,7 +98,9 @@ def on_diagnosis(state: MachineState, event: ev.Diagnosed, now_s: float) -> Step
         history = state.history.with_failure(event.diagnosis.cause, failure.phase)
         action = decide(event.diagnosis, history, state.ladder, state.settings, failure, jitter=event.jitter)
         rung_after = action.rung.index if action.rung is not None else history.rung
-        after, effects = _act(replace(judged, history=replace(history, rung=rung_after)), failure, event.diagnosis, action, now_s)
+        fell_back = history.climbed_from is not None and rung_after == history.climbed_from
+        history = history.fallen_back() if fell_back else replace(history, rung=rung_after)
+        after, effects = _act(replace(judged, history=history), failure, event.diagnosis, action, now_s)
     return after, (ev.RecordIncident(event.incident_id, failure, event.diagnosis, action, rung_after), *effects)
 
 

@@ -56,8 +56,7 @@ def _react(state: MachineState, event: ev.Event, now_s: float) -> Step:
         case ev.Progress(running=0, waiting=0):
             return stopping.on_idle(state, now_s)
         case ev.SettingsChanged(settings=settings, ladder=ladder):
-            rung = min(state.history.rung, len(ladder) - 1)
-            return replace(state, settings=settings, ladder=ladder, history=replace(state.history, rung=rung)), ()
+            return replace(state, settings=settings, ladder=ladder, history=state.history.fitted(len(ladder))), ()
         case ev.TimerFired(timer=timer):
             return _on_timer(state, timer, now_s)
         case ev.DrainRequested() | ev.RestartRequested() | ev.ResumeRequested() | ev.StopRequested():
@@ -103,7 +102,9 @@ def _on_timer(state: MachineState, timer: ev.Timer, now_s: float) -> Step:
         case ev.Timer.BACKOFF, EngineState.BACKOFF if state.failure is None and not state.alive:
             return failing.try_again(state, now_s)
         case ev.Timer.STABLE, EngineState.SERVING | EngineState.DEGRADED:
-            return replace(state, history=state.history.forgiven()), ()
+            return replace(state, history=state.history.stable()), ()
+        case ev.Timer.CLIMB, _:
+            return stopping.on_climb(state, now_s)
     return state, ()
 
 
@@ -113,8 +114,8 @@ def _on_request(
     match event:
         case ev.StopRequested(reason=reason, immediately=immediately):
             return stopping.on_stop(state, reason, immediately, now_s)
-        case ev.RestartRequested(reason=reason):
-            return stopping.on_restart(state, reason, now_s)
+        case ev.RestartRequested():
+            return stopping.on_restart(state, event, now_s)
         case ev.DrainRequested(reason=reason):
             return stopping.on_drain(state, reason, now_s)
         case ev.ResumeRequested(reason=reason):

@@ -11,6 +11,9 @@ from appliance.supervisor.history import Failure, Phase
 from appliance.supervisor.machine.state import MachineState, Step, move, park, plan
 from appliance.supervisor.policy import park_basis
 
+CLIMB_DOUBLINGS_MAX = 10
+"""A thousand times the configured wait is for ever."""
+
 
 def on_gpu(state: MachineState, event: ev.GpuReady | ev.NoGpu | ev.GpuWaiting, now_s: float) -> Step:
     """The cards are there, are not there, or never will be."""
@@ -68,11 +71,14 @@ def on_proved(state: MachineState, now_s: float) -> Step:
         state, to, now_s, f"serving {name} on rung {rung.index}{safer} (generation {state.generation})",
         history=state.history.proved(), start_took_s=now_s - state.spawned_s, basis="", recovering=None, incident_id=None,
     )  # fmt: skip
-    stable = ev.SetTimer(ev.Timer.STABLE, state.generation, state.settings.stable_after_s)
+    timers = [ev.SetTimer(ev.Timer.STABLE, state.generation, state.settings.stable_after_s)]
+    if rung.index and state.settings.climb_after_s:
+        climb_after_s = state.settings.climb_after_s * 2 ** min(state.history.failed_climbs, CLIMB_DOUBLINGS_MAX)
+        timers.append(ev.SetTimer(ev.Timer.CLIMB, state.generation, climb_after_s))
     if state.recovering is None:
-        return served, (stable,)
+        return served, tuple(timers)
     incident_id, began_s = state.recovering
-    return served, (ev.RecordRecovery(incident_id, now_s - began_s), stable)
+    return served, (ev.RecordRecovery(incident_id, now_s - began_s), *timers)
 
 
 def _told(state: MachineState, what: str) -> MachineState:

@@ -41,6 +41,7 @@ class MachineState:
         basis: what we last did by ourselves, and why; empty once the engine serves.
         failure: the crash that is being handled, until its verdict is in.
         purpose: set while a requested stop is under way.
+        next_rung: where a requested restart goes, if elsewhere.
         stopping: that stop was begun on the engine (SIGTERM or SIGKILL): its death is no crash from here on.
         delay_s: the back-off that runs.
         recovering: the incident that ends with the next SERVING, and when it began.
@@ -62,6 +63,7 @@ class MachineState:
     basis: str = ""
     failure: Failure | None = None
     purpose: Purpose | None = None
+    next_rung: int | None = None
     stopping: bool = False
     delay_s: float = 0.0
     recovering: tuple[str, float] | None = None
@@ -116,8 +118,10 @@ def move(state: MachineState, to: EngineState, now_s: float, sentence: str, **ch
 
 
 def plan(state: MachineState, now_s: float, sentence: str) -> Step:
-    """To PLANNING. Only ever called when no group is alive."""
-    return move(state, EngineState.PLANNING, now_s, sentence, delay_s=0.0), (ev.Plan(state.generation + 1, state.rung),)
+    """To PLANNING, on the rung that was asked for or the present one. Only ever called when no group is alive."""
+    history = state.history if state.next_rung is None else replace(state.history, rung=min(state.next_rung, len(state.ladder) - 1))
+    planning = move(state, EngineState.PLANNING, now_s, sentence, delay_s=0.0, history=history, next_rung=None)
+    return planning, (ev.Plan(planning.generation + 1, planning.rung),)
 
 
 def park(state: MachineState, sentence: str, now_s: float) -> Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from appliance.core.states import EngineState
+from appliance.core.units import format_duration
 from appliance.supervisor import events as ev
 from appliance.supervisor.machine.state import MachineState, Purpose, Step, leave, move, park, plan
 
@@ -32,13 +33,31 @@ def on_drain(state: MachineState, reason: str, now_s: float) -> Step:
     return _drain(state, Purpose.PARK, f"draining: {reason}", now_s)
 
 
-def on_restart(state: MachineState, reason: str, now_s: float) -> Step:
-    """A new life on the same rung: after what runs has finished, or at once where nothing runs."""
+def on_restart(state: MachineState, event: ev.RestartRequested, now_s: float) -> Step:
+    """A new life: after what runs has finished, or at once where nothing runs."""
+    reason = event.reason
+    if state.purpose is Purpose.EXIT:
+        return state, ()
+    if event.rung is not None:
+        # A person chose it: a probation that was under way is over.
+        state = replace(state, next_rung=event.rung, history=replace(state.history, climbed_from=None))
     if state.state is EngineState.PARKED:
         return on_resume(state, reason, now_s)
     if state.state is EngineState.BACKOFF and state.failure is None and not state.alive:
         return plan(state, now_s, f"restarting the engine without further wait: {reason}")
     return _drain(state, Purpose.RESTART, f"restarting the engine: {reason}", now_s)
+
+
+def on_climb(state: MachineState, now_s: float) -> Step:
+    """ladder.climb_after_s without a crash: one rung up, on probation until it is stable."""
+    if state.state is not EngineState.DEGRADED:
+        return state, ()
+    climbed = state.history.climbed()
+    waited = format_duration(now_s - state.since_s)
+    sentence = (
+        f"climbing back to rung {climbed.rung} because rung {state.history.rung} served {waited} without a crash (ladder.climb_after_s)"
+    )
+    return _drain(replace(state, history=climbed), Purpose.RESTART, sentence, now_s)
 
 
 def on_resume(state: MachineState, reason: str, now_s: float) -> Step:

@@ -189,6 +189,10 @@ def test_the_rung_survives_a_restart_of_applianced(applianced: Start, tmp_path: 
     one.process.wait()
     one.start()
     assert one.wait_state("degraded")["rung"]["index"] == 1
+    with pytest.raises(ControlError, match="none of 0 to"):
+        one.ask("restart", rung=99)
+    one.ask("restart", rung=0)
+    assert one.wait_state("serving")["rung"]["index"] == 0
 
 
 def test_two_on_one_run_directory(applianced: Start) -> None:

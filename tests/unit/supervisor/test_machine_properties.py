@@ -34,14 +34,18 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
         case ev.StopRequested:
             return ev.StopRequested("x", immediately=data.draw(st.booleans()))
         case ev.SettingsChanged:
-            return ev.SettingsChanged(MachineSettings(), LADDER[: data.draw(st.integers(1, 4))])
+            return ev.SettingsChanged(
+                MachineSettings(climb_after_s=data.draw(st.sampled_from([0.0, 60.0]))), LADDER[: data.draw(st.integers(1, 4))]
+            )
         case ev.GpuReady:
             return ev.GpuReady(1)
         case ev.Started:
             return ev.Started()
         case ev.GroupEmpty | ev.Proved:
             return kind(generation)
-        case ev.NoGpu | ev.GpuWaiting | ev.GpuLost | ev.DrainRequested | ev.RestartRequested | ev.ResumeRequested:
+        case ev.RestartRequested:
+            return ev.RestartRequested("x", data.draw(st.sampled_from([None, 0, 3])))
+        case ev.NoGpu | ev.GpuWaiting | ev.GpuLost | ev.DrainRequested | ev.ResumeRequested:
             return kind("x")
     event: ev.Event = kind(generation, "x")
     return event
@@ -96,7 +100,7 @@ TWO_STEPS = {(EngineState.DRAINING, EngineState.PLANNING), (EngineState.SERVING,
 @given(st.data())
 def test_promises_hold_for_any_sequence_of_events(data: st.DataObject) -> None:
     """Random events, mostly of the present life, in random order: see the module."""
-    state, model, now_s = make_state(), Model(), 0.0
+    state, model, now_s = make_state(settings=MachineSettings(climb_after_s=60.0)), Model(), 0.0
     state, effects = step(state, ev.Started(), now_s)
     stops = data.draw(st.booleans())
     for _ in range(data.draw(st.integers(1, 60))):
@@ -146,6 +150,6 @@ def answer_to(effect: ev.Effect, data: st.DataObject) -> list[ev.Event]:
             return [ev.EngineExited(g, "killed"), ev.GroupEmpty(g)]
         case ev.Diagnose(generation=g):
             return [ev.Diagnosed(g, make_diagnosis(data.draw(st.sampled_from(Cause))), f"inc-{g}", 0.5)]
-        case ev.SetTimer(timer=timer, generation=g) if timer is not ev.Timer.STABLE:
+        case ev.SetTimer(timer=timer, generation=g) if timer not in (ev.Timer.STABLE, ev.Timer.CLIMB):
             return [ev.TimerFired(g, timer)]
     return []
