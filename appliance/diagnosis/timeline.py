@@ -77,7 +77,7 @@ def last_life(events: Sequence[Event]) -> list[Event]:
     lives = _lives([event for event in events if event.source in ENGINE_SOURCES])
     if len(lives) < 2:
         return list(events)
-    failed = [life for life in lives if any(event.is_suspect or event.fatal for event in life)]
+    failed = [life for life in lives if any(_went_wrong(event) for event in life)]
     chosen = {id(event) for event in (failed or lives)[-1]}
     return [event for event in events if event.source not in ENGINE_SOURCES or id(event) in chosen]
 
@@ -94,6 +94,11 @@ def _lives(events: Sequence[Event]) -> list[list[Event]]:
         if event.name in STARTS and seen_past_start:
             lives.append([])
             seen_past_start = False
-        seen_past_start = seen_past_start or event.phase.serving or event.is_suspect or event.fatal
+        seen_past_start = seen_past_start or event.phase.serving or _went_wrong(event)
         lives[-1].append(event)
     return lives
+
+
+def _went_wrong(event: Event) -> bool:
+    """Rules have not spoken yet: whatever may be a cause counts."""
+    return event.fatal or event.kind is Kind.CAUSE
