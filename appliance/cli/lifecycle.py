@@ -6,10 +6,12 @@ from typing import Any
 
 import click
 
+from appliance.cli import unit
 from appliance.cli.place import Place
 from appliance.cli.printing import say, say_json
 from appliance.cli.verbs import Verb
 from appliance.control import client
+from appliance.core.errors import Unreachable
 
 reason_option = click.option("--reason", default="asked with appliancectl", show_default=True, help="Kept in the log and the status.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
@@ -51,13 +53,21 @@ def drain(place: Place, reason: str, as_json: bool) -> None:
 def resume(place: Place, as_json: bool) -> None:
     """Try again after the appliance gave up.
 
-    For an appliance that is parked: `appliancectl status` says why, and what to mend first.
+    For an appliance that is parked: `appliancectl status` says why, and what to mend first. Where applianced itself died so often
+    that systemd gave it up, its count is cleared and it is started.
 
     \b
     Example:
       appliancectl resume
     """
-    _ask(place, "resume", "trying again; `appliancectl status` says how it goes", as_json)
+    try:
+        _ask(place, "resume", "trying again; `appliancectl status` says how it goes", as_json)
+    except Unreachable:
+        if not (place.means_the_box() and unit.has_failed()):
+            raise
+        unit.start_again()
+        words = "applianced had failed too often and systemd had given it up: started again"
+        say_json({"ok": True, "sentence": words}) if as_json else say(words)
 
 
 def _ask(place: Place, verb: str, words: str, as_json: bool, **arguments: Any) -> None:

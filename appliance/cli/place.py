@@ -41,6 +41,10 @@ class Place:
         """The effective configuration. Raises ConfigError."""
         return load_config(self.config_file(), parse_overrides(assignments))
 
+    def means_the_box(self) -> bool:
+        """Whether the box's own appliance is meant, the one that systemd runs."""
+        return self.control_socket() == SYSTEM_RUN_DIR / CONTROL_SOCKET
+
     def control_socket(self) -> Path:
         """The one that was named, else the box's own, else that of this user's `appliancectl run`."""
         if self.run_dir is not None:
