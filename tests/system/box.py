@@ -145,9 +145,11 @@ class Box:
         with (self._folder / "console.log").open("wb") as console:
             self._nspawn = subprocess.Popen(
                 [
-                    "systemd-nspawn", "--quiet", f"--directory={self._root}", f"--machine={self.name}", "--boot", "--register=no", "--keep-unit",
+                    "systemd-nspawn", "--quiet", f"--directory={self._root}", f"--machine={self.name}", "--boot",
+                    "--register=no", "--keep-unit",
                     "--private-network", "--console=read-only", "--kill-signal=SIGRTMIN+3", "--resolv-conf=off", "--timezone=off",
-                    "--capability=CAP_BPF,CAP_NET_ADMIN,CAP_PERFMON,CAP_SYSLOG,CAP_IPC_LOCK", "--system-call-filter=bpf", "--bind=/dev/kmsg",
+                    "--capability=CAP_BPF,CAP_NET_ADMIN,CAP_PERFMON,CAP_SYSLOG,CAP_IPC_LOCK",
+                    "--system-call-filter=bpf", "--bind=/dev/kmsg",
                     *self._arguments,
                 ],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True,
@@ -173,7 +175,7 @@ class Box:
         subprocess.run(["umount", str(self._root)], check=True)
         for folder, _, _ in os.walk(self._cgroup, topdown=False):
             with contextlib.suppress(OSError):
-                os.rmdir(folder)
+                Path(folder).rmdir()
 
     def call(self, *command: str, stdin: str | None = None, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run it as root in the box; whatever comes of it."""

@@ -13,6 +13,7 @@ SUPERVISOR = "llm-appliance.service"
 GATEWAY = "llm-appliance-gateway.service"
 SOCKET = "llm-appliance-gateway.socket"
 URL = "http://127.0.0.1:8000"
+MODEL = "SmolLM2-135M-Instruct"
 LOAD_PROGRAM = Path(__file__).with_name("load.py")
 
 
@@ -70,7 +71,7 @@ class Machine:
 
     def chat(self, question: str, timeout_s: float = 120.0) -> str:
         """One answer, through curl."""
-        body = {"model": "any", "max_tokens": 24, "temperature": 0, "messages": [{"role": "user", "content": question}]}
+        body = {"model": MODEL, "max_tokens": 24, "temperature": 0, "messages": [{"role": "user", "content": question}]}
         answer = json.loads(
             self.box.do(
                 "curl", "--silent", "--show-error", "--fail-with-body", "--max-time", str(timeout_s), f"{URL}/v1/chat/completions",

@@ -1,18 +1,22 @@
-"""The package is installed by apt on a machine without a network, a GPU or an engine, and taken away again."""
+"""The package is installed by apt on a machine without a network, a GPU or an engine, and works as the manual says."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.system.machine import SUPERVISOR, Machine
+from tests.system.box import wait_until
+from tests.system.machine import GATEWAY, SOCKET, SUPERVISOR, Machine
 from tests.system.rack import Installed
 
 pytestmark = pytest.mark.system
+SECURITY_MAX = 2.0
 
 
 def test_three_commands_to_a_chat_answer(installed: Installed) -> None:
     """apt install, setup --demo, systemctl start: the model answers."""
-    print({name: round(value, 1) for name, value in installed.seconds.items()})
+    print("\n" + "\n".join(f"{seconds:6.1f} s  {name}" for name, seconds in installed.seconds.items()))
     assert "Paris" in installed.answer
 
 
@@ -20,4 +24,154 @@ def test_it_serves_after_a_reboot(machine: Machine) -> None:
     """The units are enabled: a machine that boots serves without anybody."""
     assert machine.property(SUPERVISOR, "NRestarts") == "0"
     assert machine.property(SUPERVISOR, "ActiveState") == "active"
-    assert machine.http("/health")[0] == 200
+    wait_until(lambda: machine.http("/health")[0] == 200, "the gateway knows the engine")
+
+
+def test_systemd_finds_nothing_wrong_with_the_units(machine: Machine) -> None:
+    """No warning, of this version of systemd."""
+    ended = machine.box.call("systemd-analyze", "verify", SUPERVISOR, GATEWAY, SOCKET, "llm-appliance.slice")
+    ours = [line for line in (ended.stdout + ended.stderr).splitlines() if "llm-appliance" in line]
+    assert (ended.returncode, ours) == (0, [])
+
+
+@pytest.mark.parametrize("unit", [SUPERVISOR, GATEWAY])
+def test_the_units_are_hardened(machine: Machine, unit: str) -> None:
+    """systemd-analyze security calls its exposure 2.0 at most."""
+    text = machine.box.do("systemd-analyze", "security", "--no-pager", unit)
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", text)
+    assert exposure is not None, text
+    print(f"\n{unit}: {exposure[1]}")
+    assert float(exposure[1]) <= SECURITY_MAX, text
+
+
+def _inside(machine: Machine, unit: str, script: str) -> int:
+    """What the service's own process may do: in its namespaces, as its user, without root's capabilities."""
+    pid = str(machine.main_pid(unit))
+    entered = ("nsenter", "--target", pid, "--mount", "setpriv", "--reuid=llm-appliance", "--regid=llm-appliance", "--clear-groups")
+    return machine.box.call(*entered, "sh", "-c", script).returncode
+
+
+@pytest.mark.parametrize("unit", [SUPERVISOR, GATEWAY])
+def test_the_sandbox_is_what_the_unit_says(machine: Machine, unit: str) -> None:
+    """Writes to its state and nowhere else, sees no home, no other's /tmp, gains no privileges."""
+    machine.http("/health")  # the gateway runs
+    machine.box.do("touch", "/tmp/of-somebody-else", "/home/secret")
+    assert _inside(machine, unit, "touch /var/lib/llm-appliance/probe && rm /var/lib/llm-appliance/probe") == 0
+    assert _inside(machine, unit, "touch /run/llm-appliance/probe && rm /run/llm-appliance/probe") == 0
+    for forbidden in (
+        "touch /etc/llm-appliance/x",
+        "touch /usr/x",
+        "touch /var/x",
+        "test -e /tmp/of-somebody-else",
+        "test -e /home/secret",
+    ):
+        assert _inside(machine, unit, forbidden) != 0, forbidden
+    status = machine.box.path(f"/proc/{machine.main_pid(unit)}/status").read_text()
+    assert re.search(r"NoNewPrivs:\t1\n", status)
+    assert re.search(r"Seccomp:\t2\n", status)
+    syslog = 1 << 34
+    assert int(re.search(r"CapBnd:\t(\w+)", status)[1], 16) == (syslog if unit == SUPERVISOR else 0)  # type: ignore[index]
+
+
+def test_the_supervisor_hears_the_kernel_and_owns_its_cgroup(machine: Machine) -> None:
+    """CAP_SYSLOG and Delegate=yes do what they are there for."""
+    sensors = machine.status()["sensors"]
+    assert sensors["kernel_log"]["ok"], sensors
+    cgroup = machine.box.path(f"/proc/{machine.engine_pid()}/cgroup").read_text()
+    assert re.search(r"/llm-appliance\.service/engine-\d+\n", cgroup), cgroup
+
+
+def test_other_programs_cannot_import_it(machine: Machine) -> None:
+    """A private folder, and no torch in it."""
+    assert machine.box.call("python3", "-c", "import appliance").returncode != 0
+    found = machine.box.do("find", "/usr", "-name", "torch*", "-o", "-path", "/usr/lib/llm-appliance/appliance/engine")
+    assert found == ""
+
+
+def test_only_its_group_may_ask_and_command(machine: Machine) -> None:
+    """Exit code 4 and what to do for strangers; members of the group llm-appliance ask freely."""
+    machine.box.do("useradd", "--create-home", "stranger")
+    machine.box.do("useradd", "--create-home", "--groups", "llm-appliance", "operator")
+    refused = machine.box.call("runuser", "-u", "stranger", "--", "appliancectl", "status")
+    assert refused.returncode == 4
+    assert "group llm-appliance" in refused.stderr
+    assert "serving" in machine.box.do("runuser", "-u", "operator", "--", "appliancectl", "status")
+    assert machine.box.call("runuser", "-u", "stranger", "--", "ls", "/var/lib/llm-appliance").returncode != 0
+
+
+def test_the_pages_and_completions_are_there(machine: Machine) -> None:
+    """man for each command and the configuration; bash completes verbs."""
+    for page in ("appliancectl.1", "applianced.8", "appliance.toml.5", "llm-appliance.7"):
+        assert machine.box.do("man", "--warnings", "--pager=cat", page.rpartition(".")[2], page.rpartition(".")[0])
+    words = (
+        "source /usr/share/bash-completion/completions/appliancectl; COMP_WORDS=(appliancectl dia); COMP_CWORD=1; "
+        '_appliancectl_completion; echo "${COMPREPLY[@]}"'
+    )
+    assert machine.box.do("bash", "-c", words).split() == ["diagnose"]
+    assert machine.box.path("/usr/share/zsh/vendor-completions/_appliancectl").read_text().startswith("#compdef appliancectl")
+
+
+def test_the_shipped_configuration_is_right(machine: Machine) -> None:
+    """config check passes on it, and what setup wrote is in force."""
+    machine.ctl("config", "check")
+    assert "/etc/llm-appliance/conf.d/50-setup.toml" in machine.ctl("config", "show", "--changed")
+
+
+def test_needrestart_leaves_it_alone(machine: Machine) -> None:
+    """The override is Perl that needrestart can read."""
+    program = (
+        'our %nrconf; do "/etc/needrestart/conf.d/llm-appliance.conf" or die; my $rules = $nrconf{override_rc};'
+        'print "$_=$rules->{$_}\\n" for sort keys %$rules'
+    )
+    assert machine.box.do("perl", "-e", program) == r"(?^:^llm-appliance(-gateway)?\.service$)=0" + "\n"
+
+
+def test_setup_again_keeps_what_is_there(machine: Machine) -> None:
+    """Idempotent: nothing is made anew, no edit is lost."""
+    before = machine.box.do("stat", "-c", "%i %Y", "/var/lib/llm-appliance/runtimes/native-0.1.0/runtime.json")
+    machine.ctl("setup", "--demo", "--yes", "--wheelhouse", "/wheelhouse")
+    assert machine.box.do("stat", "-c", "%i %Y", "/var/lib/llm-appliance/runtimes/native-0.1.0/runtime.json") == before
+    drop_in = machine.box.path("/etc/llm-appliance/conf.d/50-setup.toml")
+    written = drop_in.read_text()
+    drop_in.write_text(written + 'name = "mine"\n')
+    refused = machine.box.call("appliancectl", "setup", "--model", "/var/lib/llm-appliance/models/SmolLM2-135M-Instruct", "--yes")
+    assert refused.returncode == 1
+    assert "was edited" in refused.stderr
+    assert 'name = "mine"' in drop_in.read_text()
+    drop_in.write_text(written)
+
+
+def test_a_new_driver_is_noticed(machine: Machine) -> None:
+    """dpkg's trigger tells; the running service is left alone."""
+    library = machine.box.path("/root/driver/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1")
+    library.parent.mkdir(parents=True)
+    library.touch()
+    control = machine.box.path("/root/driver/DEBIAN/control")
+    control.parent.mkdir()
+    fields = {
+        "Package": "libnvidia-ml1",
+        "Version": "999",
+        "Architecture": "all",
+        "Maintainer": "t <t@t.invalid>",
+        "Description": "stand-in",
+    }
+    control.write_text("".join(f"{name}: {value}\n" for name, value in fields.items()))
+    machine.box.do("dpkg-deb", "--build", "/root/driver", "/root/driver.deb")
+    pid = machine.main_pid(SUPERVISOR)
+    said = machine.box.do("dpkg", "-i", "/root/driver.deb")
+    assert "driver's libraries have changed" in said
+    assert machine.box.path("/run/llm-appliance-driver-changed").exists()
+    assert machine.main_pid(SUPERVISOR) == pid
+
+
+def test_the_port_of_the_configuration_is_the_ports(machine: Machine) -> None:
+    """gateway.port in one file, daemon-reload, and systemd listens there; a wrong one leaves the default."""
+    own = machine.box.path("/etc/llm-appliance/conf.d/60-own.toml")
+    own.write_text("[gateway]\nport = 8123\n")
+    machine.systemctl("daemon-reload")
+    assert machine.property(SOCKET, "Listen") == "127.0.0.1:8123 (Stream)"
+    own.write_text("[gateway]\nport = 812345\n")
+    machine.systemctl("daemon-reload")
+    assert machine.property(SOCKET, "Listen") == "127.0.0.1:8000 (Stream)"
+    own.unlink()
+    machine.systemctl("daemon-reload")
