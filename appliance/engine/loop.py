@@ -125,6 +125,9 @@ class EngineLoop:
         answer_room = self._geometry.decode_tokens - prompt % self._geometry.block_tokens + 1
         if prompt < 1 or answer < 1:
             raise RequestRefused(f"a request needs at least 1 prompt token and 1 new token; this one has {prompt} and {answer}")
+        for token in (min(request.prompt_ids), max(request.prompt_ids)):
+            if not 0 <= token < self._runner.vocab_size:
+                raise RequestRefused(f"token id {token} is outside the model's vocabulary of {self._runner.vocab_size} tokens")
         if prompt + answer > context:
             raise RequestRefused(
                 f"{prompt} prompt tokens + {answer} new tokens = {prompt + answer} exceed the context of {context} tokens;"

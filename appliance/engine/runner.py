@@ -32,6 +32,11 @@ class ModelRunner:
         self._window_of_layer = [layer.window_tokens for layer in config.layers]
         self._windows = sorted(set(self._window_of_layer))
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self._decoder.config.vocab_size
+
     def apply(self, moves: BlockMoves) -> None:
         """Before anything else of a step."""
         if moves.scrub:

@@ -46,6 +46,7 @@ class RecordingRunner:
         self.batches: list[int] = []
         self.chunks: list[list[int]] = []
         self.fail_prefill_of: dict[str, Exception] = {}
+        self.vocab_size = runner.vocab_size
 
     def apply(self, moves: BlockMoves) -> None:
         self._runner.apply(moves)

@@ -1,0 +1,344 @@
+"""The engine's thread: what submitters see, what fails alone, what ends the process."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from appliance.core.errors import BudgetError
+from appliance.engine.build import build_engine, load_parts
+from appliance.engine.loop import EngineLoop
+from appliance.engine.messages import FinishReason, GenerateRequest, RequestRefused, SamplingParams, TokenOutput
+from appliance.engine.settings import EngineSettings
+from tests.engine.driver import GREEDY, Driver
+from tests.engine.test_tiny_models import SIZES, prompt, save_checkpoint
+
+ALLOC_TEXT = (
+    "[enforce fail at alloc_cpu.cpp:128] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 999 bytes."
+    " Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of a few kilobytes."""
+    return save_checkpoint(transformers.LlamaConfig(**SIZES), tmp_path_factory.mktemp("tiny") / "tiny-llama")
+
+
+@pytest.fixture
+def engine(tiny: Path) -> EngineLoop:
+    """Running, with a pool of about 2,700 tokens."""
+    built = build_engine(EngineSettings(tiny, threads=1, kv_pool_bytes=2 * 1024**2, prefill_chunk_tokens=32))
+    assert isinstance(built, EngineLoop)
+    return built
+
+
+def collect(outputs: queue.Queue[TokenOutput], deadline_s: float = 30.0) -> tuple[list[int], TokenOutput]:
+    """All tokens, and the last output."""
+    tokens: list[int] = []
+    while True:
+        output = outputs.get(timeout=deadline_s)
+        tokens += output.token_ids
+        if output.finish is not None:
+            return tokens, output
+
+
+def wait_for(condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
+    """Until it holds."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, "the deadline passed"
+        time.sleep(0.005)
+
+
+def test_requests_of_several_threads_are_served_together(engine: EngineLoop) -> None:
+    """Every one gets its own tokens in order, one finish, and all blocks come back."""
+    answers: dict[str, list[int]] = {}
+
+    def client(name: str, length: int) -> None:
+        outputs: queue.Queue[TokenOutput] = queue.Queue()
+        engine.submit(GenerateRequest(name, tuple(prompt(length, 1)), GREEDY), outputs.put)
+        answers[name], last = collect(outputs)
+        assert last.finish is FinishReason.LENGTH
+        assert last.request_id == name
+
+    threads = [threading.Thread(target=client, args=(f"c{i}", 20 + i // 4)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(answers) == 12
+    assert answers["c0"] == answers["c3"] != answers["c4"]
+    assert all(len(tokens) == 16 for tokens in answers.values())
+    wait_for(lambda: engine.stats().running == 0)
+    stats = engine.stats()
+    assert (stats.kv_blocks_used, stats.waiting) == (0, 0)
+    assert stats.prompt_tokens == sum(20 + i // 4 for i in range(12))
+    assert stats.generated_tokens == 12 * 16
+    assert stats.progress > 0
+    engine.stop()
+
+
+def test_limits_come_from_the_model_and_the_pool(engine: EngineLoop, tiny: Path) -> None:
+    """512 positions of the model; the pool's regions; the folder's name."""
+    limits = engine.limits
+    assert (limits.model_id, limits.context_length_tokens, limits.max_running) == ("tiny-llama", 512, 8)
+    geometry = engine.stats().kv_blocks_total
+    assert limits.kv_tokens == geometry * 16
+    assert limits.max_prompt_tokens + limits.max_new_tokens == limits.kv_tokens - 16 + 2
+    engine.stop()
+    small = load_parts(EngineSettings(tiny, kv_pool_bytes=256 * 1024, model_name="mine"))
+    assert small.limits.model_id == "mine"
+    assert small.limits.context_length_tokens == small.limits.kv_tokens < 512
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"context_length_tokens": 513}, "513 tokens exceeds the model's own limit of 512"),
+        ({"context_length_tokens": 400, "kv_pool_bytes": 256 * 1024}, "400 tokens exceeds the KV pool of 320 tokens"),
+        ({"kv_pool_bytes": 20_000}, "holds 1 blocks of 16 tokens"),
+    ],
+)
+def test_impossible_settings_are_refused_with_numbers(tiny: Path, change: dict[str, int], words: str) -> None:
+    """Before any weight is loaded."""
+    with pytest.raises(BudgetError, match=words):
+        load_parts(replace(EngineSettings(tiny), **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "new_tokens", "words"),
+    [
+        (500, 13, "500 prompt tokens \\+ 13 new tokens = 513 exceed the context of 512 tokens; at most 12 new tokens fit"),
+        (600, 1, "at most 0 new tokens fit this prompt"),
+        (0, 5, "this one has 0 and 5"),
+        (5, 0, "this one has 5 and 0"),
+    ],
+)
+def test_what_never_fits_is_refused_at_the_door(engine: EngineLoop, prompt_tokens: int, new_tokens: int, words: str) -> None:
+    """With both numbers and what would fit."""
+    with pytest.raises(RequestRefused, match=words):
+        engine.submit(GenerateRequest("x", (1,) * prompt_tokens, SamplingParams(new_tokens)), lambda _: None)
+    engine.stop()
+
+
+@pytest.mark.parametrize("token", [-1, 331, 2**70])
+def test_a_token_that_the_model_does_not_have_is_refused(engine: EngineLoop, token: int) -> None:
+    """It would be an index out of range, and the end of the engine, in the middle of a step."""
+    with pytest.raises(RequestRefused, match=f"token id {token} is outside the model's vocabulary of 331 tokens"):
+        engine.submit(GenerateRequest("x", (5, token, 6), GREEDY), lambda _: None)
+    engine.stop()
+
+
+def test_each_region_has_its_own_limit(tiny: Path) -> None:
+    """A prompt that fits the context but not the prompts' region, and an answer that fits neither; the largest of both runs."""
+    driver = Driver(tiny, kv_pool_bytes=256 * 1024)
+    limits = driver.loop.limits
+    assert (limits.max_prompt_tokens, limits.kv_tokens) == (192, 320)
+    with pytest.raises(RequestRefused, match="193 prompt tokens exceed the 192 that the KV cache keeps for prompts"):
+        driver.submit("x", [1] * 193, replace(GREEDY, max_new_tokens=1))
+    with pytest.raises(RequestRefused, match="130 new tokens exceed the 128 that the KV cache keeps for the answer"):
+        driver.submit("x", [1], replace(GREEDY, max_new_tokens=130))
+    for prompt_tokens, new_tokens in ((192, 128), (1, 128), (31, limits.max_new_tokens), (16, 129)):
+        answer = driver.run({f"p{prompt_tokens}": prompt(prompt_tokens)}, replace(GREEDY, max_new_tokens=new_tokens))
+        assert len(answer[f"p{prompt_tokens}"].token_ids) == new_tokens
+
+
+def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(tiny: Path) -> None:
+    """Also when it is the very first."""
+    free = Driver(tiny).run({"a": prompt(9)})["a"]
+    stop = free.token_ids[4]
+    until = free.token_ids.index(stop)
+    stopped = Driver(tiny).run({"a": prompt(9)}, replace(GREEDY, stop_token_ids=frozenset({stop})))["a"]
+    assert stopped.finish is FinishReason.STOP
+    assert stopped.token_ids == free.token_ids[:until]
+    first = Driver(tiny).run({"a": prompt(9)}, replace(GREEDY, stop_token_ids=frozenset({free.token_ids[0]})))["a"]
+    assert (first.finish, first.token_ids) == (FinishReason.STOP, [])
+
+
+def test_without_a_seed_answers_differ_with_one_they_do_not(tiny: Path) -> None:
+    """And the seed may be any whole number."""
+    hot = SamplingParams(max_new_tokens=12, temperature=1.5)
+    driver = Driver(tiny)
+    assert driver.run({"a": prompt(9)}, hot)["a"].token_ids != driver.run({"b": prompt(9)}, hot)["b"].token_ids
+    for seed in (0, -7, 2**80):
+        seeded = replace(hot, seed=seed)
+        again = [driver.run({f"{name}{seed}": prompt(9)}, seeded)[f"{name}{seed}"].token_ids for name in "cd"]
+        assert again[0] == again[1]
+
+
+def test_an_abort_frees_everything_and_is_confirmed_once(engine: EngineLoop) -> None:
+    """In whatever stage; unknown and finished ids are ignored."""
+    outputs: queue.Queue[TokenOutput] = queue.Queue()
+    engine.submit(GenerateRequest("long", tuple(prompt(30)), replace(GREEDY, max_new_tokens=400)), outputs.put)
+    first = outputs.get(timeout=30)
+    assert first.finish is None
+    engine.abort("long")
+    engine.abort("nobody")
+    _, last = collect(outputs)
+    assert last.finish is FinishReason.ABORT
+    engine.abort("long")
+    wait_for(lambda: engine.stats().kv_blocks_used == 0)
+    engine.submit(GenerateRequest("next", tuple(prompt(3)), GREEDY), outputs.put)
+    assert collect(outputs)[1].request_id == "next"
+    assert outputs.empty()
+    engine.stop()
+
+
+def test_stop_aborts_what_runs_and_refuses_what_comes(engine: EngineLoop) -> None:
+    """Nobody is left waiting for an engine that is gone."""
+    outputs: queue.Queue[TokenOutput] = queue.Queue()
+    engine.submit(GenerateRequest("a", tuple(prompt(30)), replace(GREEDY, max_new_tokens=400)), outputs.put)
+    outputs.get(timeout=30)
+    engine.stop()
+    assert collect(outputs)[1].finish is FinishReason.ABORT
+    with pytest.raises(RequestRefused, match="stopping"):
+        engine.submit(GenerateRequest("b", (1,), GREEDY), outputs.put)
+
+
+@pytest.mark.parametrize("error", [RuntimeError(ALLOC_TEXT), MemoryError()])
+def test_a_failing_prefill_fails_its_request_alone(tiny: Path, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """Others in the same pass, and those that decode, get what they would have got; torch's own words are in the log."""
+    driver = Driver(tiny)
+    clean = Driver(tiny).run({"a": prompt(20), "c": prompt(25)})
+    driver.runner.fail_prefill_of["b"] = error
+    answers = driver.run({"a": prompt(20), "b": prompt(40), "c": prompt(25)})
+    assert answers["b"].finish is FinishReason.ERROR
+    assert "tokens 0 to 40 of a prompt of 40 tokens" in (answers["b"].error or "")
+    for name in ("a", "c"):
+        assert answers[name].token_ids == clean[name].token_ids
+    assert driver.loop.stats().kv_blocks_used == 0
+    assert str(error) in caplog.text
+    assert "only request b is lost" in caplog.text
+
+
+def test_a_model_that_says_nan_loses_that_request_alone(tmp_path: Path) -> None:
+    """One token's embedding is NaN: who says it gets an error; who sits beside it, and later in its blocks, does not notice."""
+    folder = save_checkpoint(transformers.LlamaConfig(**SIZES), tmp_path)
+    clean = Driver(folder).run({"good": prompt(40), "later": prompt(60)})
+    driver = Driver(folder)
+    driver.runner._runner._decoder._embedding[7] = float("nan")
+    good, bad = [token for token in prompt(40) if token != 7], [7, 8, 9]
+    assert len(good) == 40, "the prompt must not hold the poisoned token"
+    answers = driver.run({"bad": bad, "good": good})
+    assert answers["bad"].finish is FinishReason.ERROR
+    assert "NaN" in (answers["bad"].error or "")
+    later = driver.run({"later": prompt(60)})["later"]
+    for name, answer in (("good", answers["good"]), ("later", later)):
+        expected = clean[name].token_ids
+        until = expected.index(7) + 1 if 7 in expected else len(expected)
+        assert answer.token_ids[:until] == expected[:until]
+
+
+FATAL = """
+import sys
+from pathlib import Path
+from appliance.engine.build import load_parts
+from appliance.engine.loop import EngineLoop
+from appliance.engine.messages import GenerateRequest, SamplingParams
+from appliance.engine.settings import EngineSettings
+import logging, threading
+logging.basicConfig(stream=sys.stderr)
+parts = load_parts(EngineSettings(Path(sys.argv[1]), kv_pool_bytes=2**21))
+def decode(sequences):
+    raise RuntimeError("the device went away")
+parts.runner.decode = decode
+loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, 1)
+loop.start()
+loop.submit(GenerateRequest("a", (1, 2, 3), SamplingParams(5)), lambda output: None)
+threading.Event().wait(30)
+"""
+
+
+def test_a_failing_step_ends_the_process_with_its_reason(tiny: Path) -> None:
+    """Code 70, one line, the traceback: what the supervisor diagnoses."""
+    ended = subprocess.run([sys.executable, "-c", FATAL, str(tiny)], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 70
+    assert "Engine loop failed: RuntimeError: the device went away" in ended.stderr
+    assert "Traceback" in ended.stderr
+
+
+HUNGRY = """
+import json, resource, sys
+from pathlib import Path
+from appliance.engine.build import load_parts
+from appliance.engine.loop import EngineLoop
+from appliance.engine.messages import GenerateRequest, SamplingParams
+from appliance.engine.settings import EngineSettings
+import logging
+logging.basicConfig(stream=sys.stderr)
+parts = load_parts(EngineSettings(Path(sys.argv[1]), threads=1, kv_pool_bytes=2**23, prefill_chunk_tokens=4096))
+loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, 1)
+got = {"small": [], "huge": []}
+last = {}
+def take(output):
+    got[output.request_id] += output.token_ids
+    last[output.request_id] = output.finish and output.finish.value
+    if len(got["small"]) == 3 and not got["huge"] and "huge" not in last:
+        last["huge"] = None
+        used = int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1]) * 1024
+        resource.setrlimit(resource.RLIMIT_AS, (used + 48 * 2**20,) * 2)
+        loop.submit(GenerateRequest("huge", (5,) * 3000, SamplingParams(5, temperature=0.0)), take)
+loop.submit(GenerateRequest("small", (1, 2, 3), SamplingParams(40, temperature=0.0)), take)
+loop.run_until_idle()
+print(json.dumps([len(got["small"]), last["small"], len(got["huge"]), last["huge"]]))
+"""
+
+
+def test_a_prompt_that_really_exhausts_memory_fails_alone(tmp_path: Path) -> None:
+    """The address space is limited under the running engine; the long prompt's pass needs more; who decodes gets it all."""
+    sizes = SIZES | {"intermediate_size": 4096, "max_position_embeddings": 4096, "num_hidden_layers": 2}
+    folder = save_checkpoint(transformers.LlamaConfig(**sizes), tmp_path)
+    ended = subprocess.run([sys.executable, "-c", HUNGRY, str(folder)], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == '[40, "length", 0, "error"]'
+    assert "can't allocate memory" in ended.stderr
+
+
+def test_the_engine_loads_without_transformers(tiny: Path) -> None:
+    """It is an oracle for tests, never a part; and torch comes only when the engine is built."""
+    code = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from appliance.engine.build import build_engine
+        from appliance.engine.settings import EngineSettings
+        assert "torch" not in sys.modules
+        build_engine(EngineSettings(Path(sys.argv[1]), kv_pool_bytes=2**21)).stop()
+        assert "torch" in sys.modules
+        assert "transformers" not in sys.modules
+        """
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny)], check=True, timeout=60)
+
+
+def test_an_idle_engine_that_lost_a_block_says_so(tiny: Path) -> None:
+    """The books are checked whenever nothing runs: a leak is found before a wrong token."""
+    failed: queue.Queue[BaseException] = queue.Queue()
+    parts = load_parts(EngineSettings(tiny, threads=1, kv_pool_bytes=2 * 1024**2))
+    loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, 1, on_fatal=failed.put)
+    parts.scheduler.pool._free[next(iter(parts.scheduler.pool._free))].pop()
+    loop.start()
+    assert "do not add up" in str(failed.get(timeout=30))
+
+
+def test_torch_is_left_with_the_threads_that_were_asked_for(tiny: Path) -> None:
+    """In the engine's thread, whatever the main thread has."""
+    torch.set_num_threads(2)
+    seen: queue.Queue[int] = queue.Queue()
+    built = build_engine(EngineSettings(tiny, threads=1, kv_pool_bytes=2 * 1024**2))
+    built.submit(GenerateRequest("a", (1, 2), replace(GREEDY, max_new_tokens=1)), lambda _: seen.put(torch.get_num_threads()))
+    assert seen.get(timeout=30) == 1
+    assert isinstance(built, EngineLoop)
+    built.stop()
