@@ -119,6 +119,10 @@ class Case:
         end = bisect.bisect_left(earlier, event.order, key=lambda other: other.order)
         return next((other for other in reversed(earlier[:end]) if other.source is event.source), None)
 
+    def first_after(self, event: Event, *names: str) -> Event | None:
+        """The first event of these names that stands after this one in its source."""
+        return next((other for other in self.named(*names) if other.order > event.order and other.source is event.source), None)
+
     def near(self, event: Event, name: str, *, before: int, after: int) -> bool:
         """Whether an event of this name stands within so many lines of this one, in the same source."""
         found = self._index.get(name, [])

@@ -65,5 +65,5 @@ def settle(case: Case) -> list[Event]:
     settled: list[Event] = []
     for event in case.events:
         rule = RULES.get(event.name)
-        settled.append(event if rule is None else rule(event, case) or event)
+        settled.append(process.survived(event if rule is None else rule(event, case) or event, case))
     return settled

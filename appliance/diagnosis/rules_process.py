@@ -159,3 +159,22 @@ def start_failed(event: Event, case: Case) -> Event | None:
     """systemd gave up: the first failed attempt is the root, unless a program said more."""
     first = case.first("unit_failed")
     return caused(first or event, Cause.SD_START_LIMIT, tier=5, rank=20)
+
+
+START_CAUSES = frozenset(
+    {
+        Cause.CUDA_OOM_STARTUP, Cause.KV_POOL_TOO_SMALL, Cause.VRAM_HELD_BY_OTHER, Cause.HF_DOWNLOAD, Cause.MODEL_MISSING,
+        Cause.MODEL_CORRUPT, Cause.UNSUPPORTED_ARCH, Cause.PORT_IN_USE,
+    }
+)  # fmt: skip
+"""What can only keep an engine from starting."""
+
+
+def survived(event: Event, case: Case) -> Event:
+    """A failure to start, said before a start that succeeded: a retry, a fall-back, a file that was not needed."""
+    if event.cause not in START_CAUSES or event.source is not Source.ENGINE_LOG:
+        return event
+    started = case.first_after(event, "ready")
+    if started is None or any(event.order < other.order < started.order for other in case.events if other.fatal):
+        return event
+    return caused(replace(event, fatal=False), Cause.OK_BENIGN_WARNING, tier=7, rank=35, note="the engine started all the same")
