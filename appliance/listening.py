@@ -82,7 +82,7 @@ def is_open_to_others(listener: socket.socket) -> bool:
 
 
 def refuse_open(listeners: Iterable[socket.socket], *, allowed: bool) -> None:
-    """Nobody serves the network by accident: an address that other machines reach needs gateway.allow_open.
+    """Nobody serves the network by accident: an address that other machines reach needs API keys, or gateway.allow_open.
 
     Raises:
         ApplianceError: one of the sockets is open to others and that was not allowed.
@@ -91,7 +91,8 @@ def refuse_open(listeners: Iterable[socket.socket], *, allowed: bool) -> None:
     if reachable and not allowed:
         raise ApplianceError(
             f"{reachable[0]} would be open to other machines, and whoever reaches it may use the model: there are no API keys",
-            hint="listen on 127.0.0.1 behind a proxy that asks for them, or set gateway.allow_open = true",
+            hint="make one with `python -m appliance.gateway.keys NAME >> FILE` and set gateway.api_keys_file = FILE; or listen on "
+            "127.0.0.1 behind a proxy that asks for keys; or leave it open with gateway.allow_open = true",
         )
 
 

@@ -55,7 +55,7 @@ def run(place: Place, model_path: str | None, host: str | None, port: int | None
     with lock_state_dir(state_dir):
         run_dir = check_run_dir(place.run_dir) if place.run_dir else prepare_run_dir(state_dir)
         listener = open_listener(config.gateway.host, config.gateway.port)
-        refuse_open([listener], allowed=config.gateway.allow_open)
+        refuse_open([listener], allowed=config.gateway.allow_open or bool(config.gateway.api_keys_file))
         if model is not None:
             settings.append(f"model.path={model}")
         arguments = _arguments(place, state_dir, run_dir, settings)

@@ -103,13 +103,18 @@ def _check_named(name: str, value: Any, origin: str, errors: list[str]) -> Any |
         errors.append(f"{origin}: unknown key {name}{_nearest(name, _all_names())}")
         return None
     try:
-        return _convert(value, keys[key_name], facts_of(keys[key_name]))
+        return convert(value, keys[key_name], facts_of(keys[key_name]))
     except ValueError as error:
         errors.append(f"{origin}: {name} = {value!r}: {error}")
         return None
 
 
-def _convert(value: Any, key_field: dataclasses.Field[Any], facts: KeyFacts) -> Any:
+def convert(value: Any, key_field: dataclasses.Field[Any], facts: KeyFacts) -> Any:
+    """The value as the key holds it.
+
+    Raises:
+        ValueError: of the wrong type, or outside of the key's limits.
+    """
     expected = type(key_field.default)
     if isinstance(value, str) and facts.unit == "bytes":
         value = parse_bytes(value)

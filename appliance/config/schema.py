@@ -101,9 +101,14 @@ class GatewayTable:
 
     host: str = key("127.0.0.1", "Address to listen on.")
     port: int = key(8000, "Port to listen on; 0 lets the kernel choose one.", minimum=0, maximum=65535)
+    api_keys_file: str = key(
+        "",
+        "File of API keys (docs/gateway.md); with it every request needs one. Needed where host is an address that other machines reach. "
+        "Read again on SIGHUP.",
+    )
     allow_open: bool = key(
         False,
-        "Listen on an address that other machines reach, though there are no API keys: whoever reaches it may use the model.",
+        "Listen on an address that other machines reach without API keys: whoever reaches it may use the model.",
     )
     max_body_bytes: int = key(32 * 1024**2, "Larger request bodies are refused with 413.", unit="bytes", minimum=1024)
     header_timeout_s: float = key(

@@ -19,6 +19,7 @@ from pathlib import Path
 from appliance.config import Config, load_config, parse_overrides
 from appliance.config.load import DEFAULT_PATH
 from appliance.core.errors import ApplianceError
+from appliance.gateway.keys import KeyRing
 from appliance.gateway.server import Server
 from appliance.listening import adopt_listener, open_listener, passed_listeners, refuse_open
 
@@ -34,17 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(_config_file(options.config), parse_overrides(options.set)).config
         listeners = _listeners(config, options.fd)
-        refuse_open(listeners, allowed=config.gateway.allow_open)
+        keys = KeyRing(Path(config.gateway.api_keys_file) if config.gateway.api_keys_file else None)
+        refuse_open(listeners, allowed=config.gateway.allow_open or keys.required)
     except ApplianceError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return int(error.exit_code)
     _raise_descriptor_limit()
-    asyncio.run(_serve(config, options.run_dir, options.state_dir, listeners))
+    asyncio.run(_serve(config, keys, options, listeners))
     return 0
 
 
-async def _serve(config: Config, run_dir: Path, state_dir: Path, listeners: Sequence[socket.socket]) -> None:
-    await Server(config, run_dir, state_dir).run(listeners)
+async def _serve(config: Config, keys: KeyRing, options: argparse.Namespace, listeners: Sequence[socket.socket]) -> None:
+    await Server(config, keys, options.run_dir, options.state_dir).run(listeners)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,11 +14,12 @@ from appliance.gateway.envelope import Refused
 from appliance.gateway.headers import legal_request_id
 from appliance.gateway.inflight import InflightTable, LiveRequest, new_request_id
 from appliance.gateway.intake import ClientGone, Intake, Receive, facts_of
+from appliance.gateway.keys import ANYBODY, KeyRing, may_use_model
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
 from appliance.gateway.relay import Relay
 from appliance.gateway.report import Reporter
-from appliance.gateway.routes import READING_METHODS, Kind, Route, route_of
+from appliance.gateway.routes import OPEN_PAGES, READING_METHODS, Kind, Route, route_of
 from appliance.gateway.sse import dialect_of
 
 log = logging.getLogger("gateway.app")
@@ -30,7 +31,10 @@ CLIENT_LEFT = 499
 class App:
     """`__call__` is the top loop of the gateway: nothing passes it but an answer."""
 
-    def __init__(self, intake: Intake, relay: Relay, pages: Pages, inflight: InflightTable, reporter: Reporter, metrics: Metrics) -> None:
+    def __init__(
+        self, keys: KeyRing, intake: Intake, relay: Relay, pages: Pages, inflight: InflightTable, reporter: Reporter, metrics: Metrics
+    ) -> None:
+        self._keys = keys
         self._intake = intake
         self._relay = relay
         self._pages = pages
@@ -61,10 +65,13 @@ class App:
                 raise client.connection.interruption
             route = route_of(scope["method"], scope["path"])
             client.label = route.label
+            key = ANYBODY if scope["path"] in OPEN_PAGES else self._keys.admit(scope["headers"])
             if route.kind is Kind.PAGE:
                 await self._intake.discard(scope["headers"], receive, client.connection)
                 await client.answer(*self._pages.get(scope["path"]))
             else:
+                may_use_model(key)
+                scope["headers"] = self._keys.onwards(scope["headers"])
                 await self._pass(scope, receive, client, route)
         except Refused as refused:
             await self._intake.discard(scope["headers"], receive, client.connection)

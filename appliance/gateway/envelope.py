@@ -61,6 +61,8 @@ class Refused(ApplianceError):
         headers = [JSON_TYPE]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
         if self.allow is not None:
             headers.append((b"allow", self.allow.encode("ascii")))
         return headers

@@ -39,6 +39,8 @@ _STREAMING = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messa
 _COMPUTING = ("/v1/classify", "/v1/embeddings", "/v1/rerank", "/v1/score")
 _COUNTING = ("/detokenize", "/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/tokenize")
 PAGES = ("/", "/health", "/metrics", "/status")
+OPEN_PAGES = frozenset({"/", "/health"})
+"""For load balancers and the curious: without a key, and without anything about requests."""
 _ROUTES = {
     **{path: Route(Kind.JSON, path, True, True) for path in _STREAMING},
     **{path: Route(Kind.JSON, path, True) for path in _COMPUTING},

@@ -25,6 +25,7 @@ from appliance.gateway.envelope import Refused
 from appliance.gateway.gate import Gate
 from appliance.gateway.inflight import InflightTable, load_key
 from appliance.gateway.intake import Intake
+from appliance.gateway.keys import KeyRing
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
 from appliance.gateway.relay import Relay
@@ -43,9 +44,10 @@ _RECONNECT_MAX_S = 1.0
 class Server:
     """Owns the listening sockets, the connections, and the tasks beside them."""
 
-    def __init__(self, config: Config, run_dir: Path, state_dir: Path) -> None:
+    def __init__(self, config: Config, keys: KeyRing, run_dir: Path, state_dir: Path) -> None:
         gateway = config.gateway
         self._config = config
+        self._keys = keys
         self._control_path = run_dir / "control.sock"
         self._policy = ConnectionPolicy(gateway.header_timeout_s, gateway.write_timeout_s, gateway.disconnect_grace_s)
         self._reporter = Reporter(AsyncControl(self._control_path))
@@ -53,7 +55,7 @@ class Server:
         metrics, inflight = Metrics(), InflightTable(load_key(state_dir))
         self._relay = Relay(config, self._gate, inflight, self._reporter, metrics)
         pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy)
-        app = App(Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
+        app = App(keys, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
         self._state = ServerState()
         self._uvicorn = _uvicorn_config(app)
         self._notifier = SystemdNotifier()
@@ -65,6 +67,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
+        loop.add_signal_handler(signal.SIGHUP, self._keys.reload)
         self._tick()
         servers = [await loop.create_server(self._accept, sock=listener, backlog=BACKLOG) for listener in listeners]
         where = ", ".join(url_of(listener) for listener in listeners)

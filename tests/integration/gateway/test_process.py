@@ -53,7 +53,7 @@ async def test_a_taken_port_is_named_with_its_holder(run_dir: Path) -> None:
         ("gateway.port=70000", "above the maximum of 65535"),
         ("gateway.host=not a host", "cannot listen on 'not a host'"),
         ("gateway.host=192.0.2.1", "set gateway.host to an address of this machine"),
-        ("gateway.host=0.0.0.0", "gateway.allow_open = true"),
+        ("gateway.host=0.0.0.0", "gateway.api_keys_file = FILE"),
     ],
 )
 async def test_what_cannot_be_listened_on_is_one_sentence(run_dir: Path, setting: str, words: str) -> None:
