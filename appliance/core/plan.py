@@ -126,7 +126,8 @@ class Term:
 class MemoryPlan:
     """The chain, a field a term: free at start × mem_fraction − weights − linear state = KV pool bytes → KV tokens.
 
-    All sizes are of one rank (one card), in bytes.
+    All sizes are of one rank (one card), in bytes. `kv_tokens` is the number that the engine prints, `longest_tokens` the longest single
+    sequence where that is another number (layers that keep different amounts of it); None: the same.
     """
 
     free_at_start_bytes: int
@@ -140,11 +141,17 @@ class MemoryPlan:
     activation_peak_bytes: int
     context_length_tokens: int
     terms: tuple[Term, ...] = ()
+    longest_tokens: int | None = None
+
+    @property
+    def sequence_tokens(self) -> int:
+        """The longest single sequence that the pool holds."""
+        return self.kv_tokens if self.longest_tokens is None else self.longest_tokens
 
     @property
     def fits(self) -> bool:
         """The pool holds at least one sequence of the planned context and the headroom covers the peak."""
-        return self.kv_tokens >= self.context_length_tokens > 0 and self.headroom_bytes >= self.activation_peak_bytes
+        return self.sequence_tokens >= self.context_length_tokens > 0 and self.headroom_bytes >= self.activation_peak_bytes
 
     def explain(self) -> tuple[str, ...]:
         """A sentence a term."""

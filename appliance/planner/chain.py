@@ -143,6 +143,7 @@ def whole_plan(
     peak_bytes: int,
     context_tokens: int,
     terms: Iterable[Term],
+    longest_tokens: int | None = None,
 ) -> MemoryPlan:
     """The chain as core's MemoryPlan; a pool below nothing is an empty one."""
     return MemoryPlan(
@@ -157,4 +158,5 @@ def whole_plan(
         activation_peak_bytes=peak_bytes,
         context_length_tokens=max(0, context_tokens),
         terms=tuple(terms),
+        longest_tokens=longest_tokens,
     )

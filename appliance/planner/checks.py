@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from appliance.planner.chain import gib
-from appliance.planner.elements import bits_of
+from appliance.planner.elements import bits_of, dtype_bytes
 from appliance.planner.inputs import PlanInputError, PlanInputs
 
 CHUNK_MIN_TOKENS = 16
@@ -12,15 +14,20 @@ _VLLM_ONLY = frozenset({"int8_per_token_head", "fp8_per_token_head", "int4_per_t
 
 
 def checked(inputs: PlanInputs) -> PlanInputs:
-    """The inputs, when they can be.
+    """The inputs, when they can be, with what is switched off in them.
 
     Raises:
         PlanInputError: a number is out of its range, or does not suit the model or the engine.
     """
+    if not inputs.model.full_attention_layers + inputs.model.sliding_window_layers:
+        found = "a model without attention layers has no KV cache to plan"
+        raise PlanInputError(found, hint="its memory does not grow with the context: start the engine with its own defaults")
     _numbers(inputs)
     _context(inputs)
     _kv_dtype(inputs)
     _tensor_parallel(inputs)
+    if inputs.model.linear and "state_float32" in inputs.features_off and dtype_bytes(inputs.state_dtype or "float32") > 2:
+        return replace(inputs, state_dtype="bfloat16")
     return inputs
 
 
@@ -44,9 +51,9 @@ def _numbers(inputs: PlanInputs) -> None:
     if inputs.state_slots is not None and inputs.max_running and inputs.state_slots < inputs.max_running:
         found = f"{inputs.state_slots} state slots hold less than the {inputs.max_running} sequences"
         raise PlanInputError(found, hint="each sequence needs a slot of its own, three with the prefix cache")
-    for what, size in (("weights", inputs.measured.weight_bytes), ("free memory", inputs.measured.free_at_start_bytes)):
-        if size is not None and size > 2 * inputs.gpu.total_bytes and what == "free memory":
-            raise PlanInputError(f"{gib(size)} of {what} are more than the card has", hint=f"it shows {gib(inputs.gpu.total_bytes)}")
+    free = inputs.measured.free_at_start_bytes
+    if free is not None and free > 2 * inputs.gpu.total_bytes:
+        raise PlanInputError(f"{gib(free)} of free memory are more than the card has", hint=f"it shows {gib(inputs.gpu.total_bytes)}")
 
 
 def _context(inputs: PlanInputs) -> None:

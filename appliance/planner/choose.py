@@ -71,8 +71,8 @@ def shortfall_sentence(inputs: PlanInputs, plan: MemoryPlan) -> str | None:
     if plan.kv_pool_bytes == 0:
         of_state = f" and {gib(plan.linear_state_bytes)} of linear state" if plan.linear_state_bytes else ""
         return f"{gib(plan.weight_bytes)} of weights{of_state} leave nothing of {plan.mem_fraction:g} × {left} for the KV cache"
-    there = f"{gib(plan.kv_pool_bytes)} are there: {plan.kv_tokens:,} tokens at most"
-    if asked and plan.kv_tokens < asked:
+    there = f"{gib(plan.kv_pool_bytes)} are there: {plan.sequence_tokens:,} tokens at most"
+    if asked and plan.sequence_tokens < asked:
         return f"a context of {asked:,} tokens needs {gib(asked * plan.kv_bytes_per_token)} of KV cache, {there}"
     if plan.context_length_tokens < 1:
         return f"a KV cache of {gib(plan.kv_pool_bytes)} holds no useful context: 1,024 tokens and some kept free are the least"

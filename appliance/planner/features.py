@@ -8,6 +8,7 @@ FEATURES = {
     "speculative": "speculative decoding",
     "attention_backend": "the engine's first choice of attention kernels",
     "p2p": "direct traffic between the cards (NCCL_P2P_DISABLE=1)",
+    "state_float32": "32 bits for the linear-attention state; 16 are used (--mamba-ssm-dtype bfloat16)",
     "custom_all_reduce": "the engine's own all-reduce",
     "current_runtime": "the installed engine version; the one before it is used",
 }

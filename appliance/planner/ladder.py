@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from appliance.core.causes import Cause
 from appliance.core.plan import MemoryPlan, Rung
 from appliance.planner import moves
+from appliance.planner.checks import checked
 from appliance.planner.choose import attempt, rung_of
 from appliance.planner.engines import rules_of
 from appliance.planner.features import FEATURES
@@ -188,7 +189,7 @@ def _first(inputs: PlanInputs) -> Step:
         return Step(result.inputs, result.plan)
     assert isinstance(result, Shortfall)
     rules = rules_of(inputs.engine)
-    resolved = replace(rules.resolve(inputs), mem_fraction=result.plan.mem_fraction)
+    resolved = replace(rules.resolve(checked(inputs)), mem_fraction=result.plan.mem_fraction)
     return Step(replace(resolved, context_length_tokens=max(1, result.plan.context_length_tokens)), result.plan)
 
 

@@ -118,7 +118,13 @@ SUMMED = frozenset({"sglang.weights", "sglang.graphs", "llamacpp.weights", "llam
 
 ENGINE_MARKS = (
     ("llamacpp", re.compile(r"llama_(?:kv_cache|context|model|new_context)|llm_load|load_tensors:|ggml_cuda_init|llama-server")),
-    ("vllm", re.compile(r"vllm|VLLM|\[(?:gpu_|kv_cache_|model_)?(?:worker|model_runner|utils|runner|core)\.py:\d+\]|GPU KV cache size")),
+    (
+        "vllm",
+        re.compile(
+            r"vllm|VLLM|(?:worker|model_runner|kv_cache_utils|gpu_executor|core)\.py:\d+\]|GPU KV cache size|KV cache is needed"
+            r"|Memory profiling results|# GPU blocks"
+        ),
+    ),
     ("sglang", re.compile(r"Load weight |Memory pool end|KV Cache is allocated|max_total_num_tokens|mem_fraction_static|sglang")),
 )
 """Whose log it is; the engine with the most lines."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from appliance.core.errors import ModelError
@@ -47,13 +48,8 @@ def facts_from_config(config: Config, name: str, weights: WeightBytes | None = N
     kinds = layer_kinds(text, int(text["num_hidden_layers"]))
     draft_layers = _draft_layers(config, text)
     size = weights or _estimated(config, text, kinds, draft_layers)
-    quantisation = Quantisation.of(config, text)
-    linear = _linear_state(config, text) if any(kind in (LINEAR, BOTH) for kind in kinds) else None
     holding = _without_shared(kinds, text)
-    linear_layers = sum(kind in (LINEAR, BOTH) for kind in kinds)
-    heads = int(text["num_attention_heads"])
-    vision = config.get("vision_config") if isinstance(config.get("vision_config"), Mapping) else {}
-    return ModelFacts(
+    facts = ModelFacts(
         name=name,
         architecture=_architecture(config, text),
         weight_bytes=size.total,
@@ -64,30 +60,62 @@ def facts_from_config(config: Config, name: str, weights: WeightBytes | None = N
         vocab_size=int(text["vocab_size"]),
         hidden_size=int(text["hidden_size"]),
         sliding_window_layers=sum(kind == SLIDING for kind in holding),
-        sliding_window_tokens=sliding_window_tokens(text) if SLIDING in kinds else 0,
-        linear_attention_layers=linear_layers,
-        linear_state_bytes_per_slot=linear_layers * state_bytes_per_layer(linear) if linear else 0,
         chat_template=chat_template,
         dtype=model_dtype(config, text),
-        attention_heads=heads,
+        draft_layers=draft_layers,
+        draft_weight_bytes=size.draft,
+        vision_weight_bytes=size.vision,
+        quantisation=Quantisation.of(config, text).label,
+        weights_from="safetensors headers" if weights else "config.json and its quantisation (no tensors to look at)",
+    )
+    facts = _with_widths(facts, text)
+    facts = _with_sliding(facts, text) if SLIDING in kinds else facts
+    return _with_vision(_with_linear(facts, config, text, sum(kind in (LINEAR, BOTH) for kind in kinds)), config)
+
+
+def _with_widths(facts: ModelFacts, text: Config) -> ModelFacts:
+    """Widths of heads, latent vectors and feed-forward parts."""
+    return replace(
+        facts,
+        attention_heads=int(text["num_attention_heads"]),
         v_head_dim=0 if text.get("kv_lora_rank") else int(text.get("v_head_dim") or 0),
         intermediate_size=_number(dense_width(text)),
         experts_per_token=_experts_per_token(text),
         expert_intermediate_size=expert_width(text) if expert_count(text) else 0,
-        sliding_kv_heads=int(text.get("swa_num_key_value_heads") or kv_head_count(text)) if SLIDING in kinds else 0,
-        sliding_head_dim=int(text.get("swa_head_dim") or head_dim_of(text)) if SLIDING in kinds else 0,
         kv_lora_rank=int(text.get("kv_lora_rank") or 0),
         qk_rope_head_dim=int(text.get("qk_rope_head_dim") or 0),
         index_head_dim=int(text.get("index_head_dim") or 0),
-        linear=linear,
         rotary_dim=_rotary_dim(text),
-        draft_layers=draft_layers,
-        draft_weight_bytes=size.draft,
-        vision_weight_bytes=size.vision,
-        vision_hidden_size=int((vision or {}).get("hidden_size") or 0),
-        vision_intermediate_size=int((vision or {}).get("intermediate_size") or 0),
-        quantisation=quantisation.label,
-        weights_from="safetensors headers" if weights else "config.json and its quantisation (no tensors to look at)",
+    )
+
+
+def _with_sliding(facts: ModelFacts, text: Config) -> ModelFacts:
+    """The window, and the heads of the layers that have one where they differ."""
+    return replace(
+        facts,
+        sliding_window_tokens=sliding_window_tokens(text),
+        sliding_kv_heads=int(text.get("swa_num_key_value_heads") or kv_head_count(text)),
+        sliding_head_dim=int(text.get("swa_head_dim") or head_dim_of(text)),
+    )
+
+
+def _with_linear(facts: ModelFacts, config: Config, text: Config, layers: int) -> ModelFacts:
+    """The state of so many linear-attention layers."""
+    if not layers:
+        return facts
+    linear = _linear_state(config, text)
+    return replace(facts, linear=linear, linear_attention_layers=layers, linear_state_bytes_per_slot=layers * state_bytes_per_layer(linear))
+
+
+def _with_vision(facts: ModelFacts, config: Config) -> ModelFacts:
+    """The widths of the vision tower, where there is one."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        return facts
+    return replace(
+        facts,
+        vision_hidden_size=int(vision.get("hidden_size") or 0),
+        vision_intermediate_size=int(vision.get("intermediate_size") or 0),
     )
 
 

@@ -47,7 +47,7 @@ def _replanned(step: Step, fraction: float | None = None, **changes: object) -> 
     share = step.plan.mem_fraction if fraction is None else round(fraction, 4)
     changed = replace(step.inputs, mem_fraction=share, context_length_tokens=None, **changes)  # type: ignore[arg-type]
     loose = rules.plan_at(changed, share)
-    fits = wanted if loose.kv_tokens >= wanted else loose.context_length_tokens
+    fits = wanted if loose.sequence_tokens >= wanted else loose.context_length_tokens
     exact = replace(changed, context_length_tokens=fits or wanted)
     return Step(exact, rules.plan_at(exact, share), settles=step.settles)
 
@@ -85,7 +85,7 @@ def lower_fraction(step: Step) -> Step | None:
     """Two hundredths less for the static memory, with the context cut to fit."""
     fraction = step.plan.mem_fraction - FRACTION_STEP
     after = _replanned(step, fraction) if fraction > 0 else None
-    if after is None or after.plan.context_length_tokens < SMALLEST_CONTEXT_TOKENS or after.plan.kv_tokens < SMALLEST_CONTEXT_TOKENS:
+    if after is None or after.plan.context_length_tokens < SMALLEST_CONTEXT_TOKENS or after.plan.sequence_tokens < SMALLEST_CONTEXT_TOKENS:
         return None
     gained = after.plan.headroom_bytes - step.plan.headroom_bytes
     return replace(
@@ -193,7 +193,7 @@ def half_state(step: Step) -> Step | None:
     linear, measured = step.inputs.model.linear, step.inputs.measured.linear_state_bytes
     if linear is None or measured is not None or dtype_bytes(step.inputs.state_dtype or linear.state_dtype) <= 2:
         return None
-    after = _replanned(step, state_dtype="bfloat16")
+    after = _replanned(step, state_dtype="bfloat16", features_off=step.inputs.features_off | {"state_float32"})
     return replace(after, gives_up="digits of the linear state: 16 bits instead of 32", gains=_more_tokens(step, after))
 
 

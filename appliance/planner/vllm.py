@@ -116,9 +116,9 @@ def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
     shape = geometry(inputs, version)
     blocks = shape.blocks_of(pool.size_bytes)
     context = _context(inputs, shape, blocks)
-    tokens = shape.tokens(blocks, context, version)
-    if context and shape.blocks_of_request(context) > blocks:  # refused at the start: "the estimated maximum model length"
-        tokens = shape.longest(blocks, context, 1)
+    longest = shape.longest(blocks, max(context, inputs.model.max_context_tokens), 1)
+    # A context that the blocks do not hold is refused at the start: "the estimated maximum model length".
+    tokens = longest if longest < context else shape.tokens(blocks, context, version)
     headroom = free.size_bytes - requested + peak.size_bytes - (captured.size_bytes - inside)
     formula = f"{gib(free.size_bytes)} − {gib(requested)} requested + {gib(peak.size_bytes)} of peak inside it"
     return whole_plan(
@@ -137,6 +137,7 @@ def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
             Term("KV blocks", blocks * shape.block_bytes, blocks_label(blocks, shape.block_bytes), "whole blocks"),
             Term("headroom", headroom, formula, "what a step may take"),
         ),
+        longest_tokens=longest,
     )  # fmt: skip
 
 

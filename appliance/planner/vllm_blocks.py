@@ -75,7 +75,8 @@ class Geometry:
             return 0
         if version >= PRINTS_CAPACITY:
             return int(blocks / self.blocks_of_request(context_tokens) * context_tokens)
-        return blocks // len(self.groups) * min(group.block_tokens for group in self.groups if group.kind != "state")
+        attending = [group.block_tokens for group in self.groups if group.kind != "state"]
+        return blocks // len(self.groups) * min(attending or [self.groups[0].block_tokens])
 
     def longest(self, blocks: int, limit_tokens: int, step_tokens: int) -> int:
         """The longest request, a multiple of `step_tokens`, that so many blocks hold; 0 when none."""

@@ -239,7 +239,8 @@ def _larger_card(inputs: PlanInputs, shortfall: Shortfall) -> list[WayOut]:
             inputs, gpu=card, mem_fraction=None, measured=replace(inputs.measured, free_at_start_bytes=None, kv_pool_bytes=None)
         )
         what = "memory" if inputs.engine == "native" else "a card"
-        way = _confirmed(_Change(f"{what} of {label} GiB", ("--gpu", f"{label}GiB"), larger), shortfall)
+        options = ("--gpu", f"{label}GiB", *_forgotten(inputs, larger))
+        way = _confirmed(_Change(f"{what} of {label} GiB", options, larger), shortfall)
         if way is not None:
             return [way]
     return []

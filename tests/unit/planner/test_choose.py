@@ -146,6 +146,13 @@ def test_what_cannot_be_is_refused_with_value_and_limit(changes: dict[str, objec
     assert refused.value.hint
 
 
+def test_a_model_without_attention_is_refused() -> None:
+    """Its memory has no term that grows with the context; other numbers would be made up."""
+    stateful = replace(shapes.facts(shapes.hybrid_27b()), full_attention_layers=0)
+    with pytest.raises(PlanInputError, match="no KV cache to plan"):
+        plan(shapes.inputs(stateful, "24GiB", "sglang"))
+
+
 def test_an_attempt_tells_the_shortfall_without_looking_for_ways() -> None:
     """For callers that try many settings."""
     assert isinstance(attempt(shapes.inputs(LLAMA_70B, "24GiB", "vllm")), Shortfall)

@@ -154,3 +154,11 @@ def test_the_engine_is_asked_for_what_was_planned() -> None:
     assert said[said.index("--tensor-parallel-size") + 1] == "2"
     assert '"num_speculative_tokens":3' in said[said.index("--speculative-config") + 1]
     assert "--enable-prefix-caching" in said
+
+
+def test_a_sequence_may_be_longer_than_the_number_that_old_versions_print() -> None:
+    """Before 0.20.1 the sliding layers were counted as if they kept everything; the engine starts all the same."""
+    old = {"tensor_parallel": 2, "prefill_chunk_tokens": 4096, "engine_version": "0.19.1", "context_length_tokens": 131_072}
+    found = _pool(GEMMA_12B, 3.2, **old)
+    assert found.kv_tokens < 131_072 <= found.sequence_tokens
+    assert found.fits
