@@ -9,6 +9,7 @@ from pathlib import Path
 
 from appliance.core.evidence import Source
 from appliance.diagnosis.events import EVENTS
+from appliance.diagnosis.own_words import own_words
 from appliance.diagnosis.pattern import Pattern, PatternError, Value, fields_of, load_patterns
 
 _Trie = dict[str, "_Trie"]
@@ -38,7 +39,7 @@ class Catalogue:
         gate = self._gates.get(source)
         if gate is None or gate.search(text) is None:
             return
-        text = shorten(text)
+        text = own_words(shorten(text))
         for pattern in self._by_source[source]:
             match = pattern.search(text)
             if match is not None:
@@ -48,7 +49,7 @@ class Catalogue:
         """The id of the first fatal engine-log pattern that the line matches; what an engine calls a warning is not fatal."""
         if self._fatal_gate.search(line) is None or _MILD_LEVEL.match(line) is not None:
             return None
-        line = shorten(line)
+        line = own_words(shorten(line))
         return next((pattern.pattern_id for pattern in self._fatal if pattern.search(line) is not None), None)
 
 

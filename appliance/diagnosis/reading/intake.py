@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.case import signal_of
-from appliance.diagnosis.catalogue import load_catalogue
+from appliance.diagnosis.catalogue import Catalogue, load_catalogue
 from appliance.diagnosis.reading.decode import LONGEST_LINE_BYTES, chunks
 from appliance.diagnosis.reading.unwrap import Unwrapped, unwrap
 from appliance.diagnosis.scan import Sieve
@@ -39,6 +39,7 @@ def read_evidence(
     *,
     now_s: float | None = None,
     progress: Callable[[int], None] | None = None,
+    catalogue: Catalogue | None = None,
 ) -> list[Evidence]:
     """The evidence in a file (Path), an open stream, raw bytes, or a text.
 
@@ -47,6 +48,7 @@ def read_evidence(
             systemd printed them go to those sources either way.
         now_s: the time the log was taken, for lines that leave the year out; default: a file's own time, else now.
         progress: called with the bytes of (decoded) text read so far.
+        catalogue: the patterns that decide which lines of a long log are kept; default: our own.
 
     Raises:
         OSError: the file cannot be read.
@@ -54,12 +56,12 @@ def read_evidence(
     """
     if isinstance(data, Path):
         with data.open("rb") as stream:
-            return _read(stream, source, _year(data.stat().st_mtime if now_s is None else now_s), progress)
+            return _read(stream, source, _year(data.stat().st_mtime if now_s is None else now_s), progress, catalogue)
     if isinstance(data, str):
         data = data.encode("utf-8", "replace")
     if isinstance(data, bytes):
         data = io.BytesIO(data)
-    return _read(data, source, _year(now_s), progress)
+    return _read(data, source, _year(now_s), progress, catalogue)
 
 
 def exit_evidence(word: str) -> Evidence:
@@ -82,11 +84,13 @@ def _year(now_s: float | None) -> int:
     return moment.year
 
 
-def _read(stream: BinaryIO, source: Source | None, year: int, progress: Callable[[int], None] | None) -> list[Evidence]:
+def _read(
+    stream: BinaryIO, source: Source | None, year: int, progress: Callable[[int], None] | None, catalogue: Catalogue | None
+) -> list[Evidence]:
     head: list[Evidence] = []
     tail: deque[Evidence] = deque(maxlen=TAIL_LINES)
     kind = source
-    lines = _lines(stream, progress)
+    lines = _lines(stream, progress, catalogue)
     first = list(itertools.islice(lines, SMI_LINES))
     if source is None and any(_SMI.search(line[:4096]) for _number, line in first):
         kind = Source.NVIDIA_SMI
@@ -96,14 +100,14 @@ def _read(stream: BinaryIO, source: Source | None, year: int, progress: Callable
     return [*head, *tail]
 
 
-def _lines(stream: BinaryIO, progress: Callable[[int], None] | None) -> Iterator[tuple[int, bytes]]:
+def _lines(stream: BinaryIO, progress: Callable[[int], None] | None, catalogue: Catalogue | None) -> Iterator[tuple[int, bytes]]:
     """Numbered lines: all of a small input; of a large one its two ends and what the sieve keeps between them."""
     source = _counted(chunks(stream), progress)
     small: list[bytes] = []
     for chunk in source:
         small.append(chunk)
         if sum(map(len, small)) > SMALL_BYTES:
-            yield from _sieved(itertools.chain([b"".join(small)], source))
+            yield from _sieved(itertools.chain([b"".join(small)], source), catalogue or load_catalogue())
             return
     yield from enumerate(b"".join(small).split(b"\n"), 1)
 
@@ -117,8 +121,8 @@ def _counted(source: Iterator[bytes], progress: Callable[[int], None] | None) ->
         yield chunk
 
 
-def _sieved(source: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
-    sieve = Sieve(load_catalogue())
+def _sieved(source: Iterator[bytes], catalogue: Catalogue) -> Iterator[tuple[int, bytes]]:
+    sieve = Sieve(catalogue)
     number, given = 1, 0
     chunk = b""
     for chunk in source:

@@ -165,8 +165,8 @@ def _journal_record(record: dict[str, object], year: int) -> Unwrapped:
     inner = unwrap(str(message or ""), year) if not str(message or "").startswith("{") else Unwrapped(str(message))
     ident = str(record.get("SYSLOG_IDENTIFIER") or record.get("_COMM") or "")
     source = inner.source or Source.ENGINE_LOG
-    if record.get("_TRANSPORT") == "kernel" or ident == "kernel":
-        source = Source.KERNEL_LOG
+    if str(record.get("SYSLOG_FACILITY", "0")) == "0" and (record.get("_TRANSPORT") == "kernel" or ident == "kernel"):
+        source = Source.KERNEL_LOG  # user space may write to /dev/kmsg, but not as facility 0
     elif ident.startswith(_SYSTEMD_IDENTS):
         source = Source.SYSTEMD
     micro = str(record.get("_SOURCE_REALTIME_TIMESTAMP") or record.get("__REALTIME_TIMESTAMP") or "")

@@ -56,6 +56,13 @@ NOW_S = 1_787_000_000.0  # August 2026
             XID,
         ),
         (json.dumps({"MESSAGE": list(XID.encode()), "SYSLOG_IDENTIFIER": "kernel", "__REALTIME_TIMESTAMP": "1"}), Source.KERNEL_LOG, XID),
+        (
+            json.dumps(
+                {"MESSAGE": "Xid (PCI:0000:01:00): 79", "_TRANSPORT": "kernel", "SYSLOG_FACILITY": "1", "__REALTIME_TIMESTAMP": "1"}
+            ),
+            Source.ENGINE_LOG,
+            "Xid (PCI:0000:01:00): 79",
+        ),
         (json.dumps({"timestamp": "2024-05-01T10:00:00Z", "level": "ERROR", "fields": {"message": OOM}}), Source.ENGINE_LOG, OOM),
         (f"[2026-08-16 09:41:40 TP0] {OOM}", Source.ENGINE_LOG, f"[2026-08-16 09:41:40 TP0] {OOM}"),
     ],
