@@ -104,7 +104,7 @@ class EngineLoop:
             if self._stopping:
                 raise RequestRefused("the engine is stopping and takes no more requests")
             self._arrivals += 1
-            self._inbox.append(Sequence(request, on_output, self._arrivals, seed, list(request.prompt_ids)))
+            self._inbox.append(Sequence(request, on_output, self._arrivals, seed, [*request.prompt_ids, *request.answer_ids]))
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:

@@ -36,11 +36,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One sequence to continue."""
+    """One sequence to continue.
+
+    Attributes:
+        answer_ids: the beginning of the answer, from an earlier engine life: computed again at the places where it was
+            computed then, not given out again, and counted in max_new_tokens, which is more than they are.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    answer_ids: tuple[int, ...] = ()
 
 
 class FinishReason(enum.Enum):

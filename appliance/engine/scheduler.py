@@ -113,11 +113,15 @@ class Scheduler:
 
     def prefilled(self, chunk: Chunk) -> None:
         """The chunk's keys and values are in the cache. A completed prompt is sealed."""
-        sequence = chunk.sequence
+        sequence, completes = chunk.sequence, chunk.completes
         sequence.computed_tokens += chunk.count
-        if chunk.completes:
-            self._prefilling.remove(sequence)
-            self.pool.seal(block for block in sequence.prompt_blocks if self.pool.state(block) is BlockState.OPEN)
+        if not completes:
+            return
+        self._prefilling.remove(sequence)
+        self.pool.seal(block for block in sequence.prompt_blocks if self.pool.state(block) is BlockState.OPEN)
+        if sequence.answer_tokens and not sequence.decode_blocks:
+            self._set_aside(sequence)  # its answer began in an earlier life: from here on it is like a preempted one
+        else:
             self._start_decoding(sequence)
 
     def plan_decode(self) -> list[Sequence]:
@@ -192,9 +196,12 @@ class Scheduler:
         self.pool.free(sequence.decode_blocks)
         sequence.decode_blocks = []
         sequence.computed_tokens = sequence.prompt_tokens
+        self._set_aside(sequence)
+        self.preemptions += 1
+
+    def _set_aside(self, sequence: Sequence) -> None:
         sequence.stage = Stage.WAITING
         bisect.insort(self._preempted, sequence, key=lambda other: other.arrival)
-        self.preemptions += 1
 
     def _missing_blocks(self, sequence: Sequence) -> int:
         """Of the decode region, to hold everything from the prompt's last full block to the newest token."""

@@ -13,9 +13,9 @@ class Stage(enum.Enum):
     """Where a sequence stands. One writer: scheduler.py."""
 
     WAITING = "waiting"
-    """No blocks yet, or (preempted) those of its prompt only."""
+    """No blocks yet, or those of its prompt only (preempted; or begun in an earlier engine life)."""
     PREFILLING = "prefilling"
-    """Its blocks are there; its prompt, or after a preemption its own answer so far, is being computed in chunks."""
+    """Its blocks are there; its prompt, or then its own answer so far, is being computed in chunks."""
     DECODING = "decoding"
     FINISHED = "finished"
 
@@ -56,8 +56,8 @@ class Sequence:
 
     @property
     def prefill_target_tokens(self) -> int:
-        """What prefill computes: the prompt; after a preemption all but the newest token, which decode takes as its input."""
-        return max(self.prompt_tokens, len(self.token_ids) - 1)
+        """What prefill computes: the prompt; of an answer computed again all but the newest token, which decode takes as its input."""
+        return max(self.prompt_tokens, len(self.token_ids) - 1) if self.decode_blocks else self.prompt_tokens
 
     @property
     def blocks(self) -> list[int]:

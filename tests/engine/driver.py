@@ -83,10 +83,10 @@ class Driver:
         self.runner = RecordingRunner(parts.runner, self.answers)
         self.loop = EngineLoop(self.runner, parts.scheduler, parts.limits, parts.threads)  # type: ignore[arg-type]
 
-    def submit(self, name: str, prompt_ids: Several[int], sampling: SamplingParams = GREEDY) -> Answer:
+    def submit(self, name: str, prompt_ids: Several[int], sampling: SamplingParams = GREEDY, answer_ids: Several[int] = ()) -> Answer:
         """Queue one request under a name of the test's."""
         answer = self.answers[name] = Answer()
-        self.loop.submit(GenerateRequest(name, tuple(prompt_ids), sampling), answer.take)
+        self.loop.submit(GenerateRequest(name, tuple(prompt_ids), sampling, tuple(answer_ids)), answer.take)
         return answer
 
     def run(self, prompts: dict[str, list[int]], sampling: SamplingParams = GREEDY) -> dict[str, Answer]:

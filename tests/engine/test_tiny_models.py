@@ -144,6 +144,31 @@ def test_an_answer_depends_on_its_request_alone(case: str, block_tokens: int, tm
     assert tight.loop.stats().preemptions > 0
 
 
+@pytest.mark.parametrize("case", ["llama-tied-odd-heads", "mistral-window", "gemma3"])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_an_answer_goes_on_in_the_next_life_as_if_nothing_had_happened(case: str, temperature: float, tmp_path: Path) -> None:
+    """Given its first tokens and its seed, another engine chooses the same next ones from the same logits, bit for bit."""
+    folder = save_checkpoint(CASES[case](), tmp_path)
+    prompts = {f"p{length}": prompt(length, length) for length in (1, 31, 128, 200)}
+    sampling = replace(GREEDY, max_new_tokens=40, temperature=temperature, seed=7)
+    before = Driver(folder, kv_pool_bytes=8 * 1024**2).alone(prompts, sampling)
+    for known in (1, 16, 39):
+        driver = Driver(folder, kv_pool_bytes=8 * 1024**2, prefill_chunk_tokens=57, max_running=9)
+        after = {
+            name: driver.submit(name, ids, sampling, before[name].token_ids[:known])
+            for name, ids in prompts.items()
+            if len(before[name].token_ids) > known
+        }
+        assert after
+        driver.loop.run_until_idle()
+        for name, answer in after.items():
+            whole = before[name]
+            answer.token_ids[:0] = whole.token_ids[:known]
+            kept = {position: row for position, row in whole.logits.items() if position >= len(prompts[name]) + known}
+            assert not differences({name: replace(whole, logits=kept)}, {name: answer})
+            assert answer.finish is whole.finish
+
+
 def _bytes_for(folder: Path, tokens: int) -> int:
     config = json.loads((folder / "config.json").read_text())
     heads, hidden = config["num_attention_heads"], config["hidden_size"]

@@ -16,11 +16,11 @@ from appliance.engine.scheduler import Chunk, Scheduler
 from appliance.engine.sequence import Sequence, Stage
 
 
-def make_sequence(arrival: int, prompt: int, answer: int) -> Sequence:
-    """A request of so many tokens, each token id unlike any other."""
+def make_sequence(arrival: int, prompt: int, answer: int, begun: int = 0) -> Sequence:
+    """A request of so many tokens, each token id unlike any other; `begun` of its answer are from an earlier engine life."""
     ids = tuple(arrival * 1000 + index for index in range(prompt))
-    request = GenerateRequest(f"r{arrival}", ids, SamplingParams(max_new_tokens=answer))
-    return Sequence(request, lambda _: None, arrival, 0, list(ids))
+    request = GenerateRequest(f"r{arrival}", ids, SamplingParams(max_new_tokens=answer), (-1,) * begun)
+    return Sequence(request, lambda _: None, arrival, 0, [*ids, *request.answer_ids])
 
 
 class Engine:
@@ -81,7 +81,7 @@ class Engine:
         replayed = sequence.answer_tokens > 0
         assert chunk.count > 0
         for position in range(chunk.start, chunk.start + chunk.count):
-            self._write(sequence, position, Region.DECODE if replayed else Region.PREFILL)
+            self._write(sequence, position, Region.DECODE if position >= sequence.prompt_tokens else Region.PREFILL)
         self._read(sequence, chunk.start + chunk.count - 1)
         chooses = chunk.chooses
         assert chooses == (chunk.completes and not replayed)
@@ -127,9 +127,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = data.draw(st.integers(1, geometry.prefill_tokens))
         room = geometry.decode_tokens - prompt % geometry.block_tokens + 1
         answer = data.draw(st.integers(1, max(1, min(room, 12))))
+        begun = data.draw(st.integers(0, answer - 1))
         self.arrivals += 1
         self.submitted += 1
-        self.engine.scheduler.add(make_sequence(self.arrivals, prompt, answer))
+        self.engine.scheduler.add(make_sequence(self.arrivals, prompt, answer, begun))
 
     @rule(turns=st.integers(1, 6))
     def run(self, turns: int) -> None:
@@ -200,6 +201,26 @@ def test_a_prompt_waits_until_all_of_it_fits() -> None:
     while engine.step():
         pass
     assert engine.finished == [first, big, small]
+
+
+def test_an_answer_begun_in_an_earlier_life_lies_where_it_lay() -> None:
+    """The prompt is computed first and sealed, then the answer's tokens in the decode region; nothing is chosen twice."""
+    engine = Engine(PoolGeometry(block_tokens=4, prefill_blocks=4, decode_blocks=6), max_running=2, chunk_tokens=8)
+    begun = make_sequence(1, 14, 12, begun=9)
+    engine.scheduler.add(begun)
+    (first,) = engine.scheduler.plan_prefill()
+    assert (first.start, first.count, first.completes, first.chooses) == (0, 8, False, False)
+    engine._apply_moves()
+    engine._prefill(first)
+    (second,) = engine.scheduler.plan_prefill()
+    assert (second.start, second.count, second.completes, second.chooses) == (8, 6, True, False)
+    engine._prefill(second)
+    assert (begun.stage, engine.scheduler.preemptions) == (Stage.WAITING, 0)
+    while engine.step():
+        pass
+    assert engine.finished == [begun]
+    assert begun.answer_tokens == 12
+    assert engine.pool.used_blocks == 0
 
 
 def test_decode_waits_for_one_chunk_at_most() -> None:
