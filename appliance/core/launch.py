@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,6 +65,19 @@ class LaunchSpec:
     rung: Rung
 
 
+class ContinuesBy(enum.StrEnum):
+    """How an engine goes on with an answer that an earlier life began."""
+
+    IDS = "ids"
+    """It is given the token ids so far and goes on behind them, exactly (docs/structures.md, "A request over a crash")."""
+    REPLAY = "replay"
+    """It cannot: the request is answered from its start, and what the client has already is taken away."""
+
+    @classmethod
+    def _missing_(cls, _value: object) -> ContinuesBy:
+        return cls.REPLAY  # a word of a newer version; this way goes with every engine
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """What a running engine says it can take; the gateway's fuse and slots are set from it.
@@ -79,3 +93,4 @@ class EngineLimits:
     kv_tokens: int
     max_prompt_tokens: int = 0
     max_new_tokens: int = 0
+    continues_by: ContinuesBy = ContinuesBy.REPLAY

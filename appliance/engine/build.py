@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from appliance.core.errors import BudgetError
-from appliance.core.launch import EngineLimits
+from appliance.core.launch import ContinuesBy, EngineLimits
 from appliance.engine.messages import Engine
 from appliance.engine.settings import EngineSettings
 from appliance.engine.threads import settle_openmp, thread_count
@@ -71,6 +71,7 @@ def load_parts(settings: EngineSettings) -> EngineParts:
         kv_tokens=geometry.total_blocks * geometry.block_tokens,
         max_prompt_tokens=geometry.prefill_tokens,
         max_new_tokens=geometry.decode_tokens - geometry.block_tokens + 2,
+        continues_by=ContinuesBy.IDS,
     )
     log.info("Load weight begin. model=%s", settings.model_path)
     started_s = time.monotonic()

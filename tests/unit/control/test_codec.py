@@ -13,7 +13,7 @@ from appliance.control import codec
 from appliance.core.causes import Cause
 from appliance.core.evidence import Evidence, Source
 from appliance.core.incident import Incident
-from appliance.core.launch import Endpoint, EngineLimits
+from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits
 from appliance.core.publication import Publication
 from appliance.core.states import EngineState
 
@@ -92,6 +92,15 @@ def test_wrong_values_name_their_path(changes: dict[str, Any], words: tuple[str,
 def test_unknown_keys_are_ignored() -> None:
     """A gateway of an older version reads what a newer applianced sends."""
     assert codec.publication_from_json(publication_with(colour="green")).generation == 3
+
+
+def test_an_engines_way_to_go_on_travels_and_an_unknown_one_is_the_plainest() -> None:
+    """`ids` arrives as it is; a word that only a newer version knows must not make the publication unreadable."""
+    limits = EngineLimits("m", 1, 2, 3, continues_by=ContinuesBy.IDS)
+    sent = json.loads(json.dumps(codec.to_json(limits)))
+    assert sent["continues_by"] == "ids"
+    assert codec.limits_from_json(sent) == limits
+    assert codec.limits_from_json(sent | {"continues_by": "telepathy"}).continues_by is ContinuesBy.REPLAY
 
 
 def test_values_without_json_form_become_text() -> None:
