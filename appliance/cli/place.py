@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from appliance.config import LoadedConfig, load_config, parse_overrides
-from appliance.config.load import DEFAULT_PATH
 from appliance.core.errors import ApplianceError
+
+if TYPE_CHECKING:  # at run time only where a configuration is read: it is a sixth of a cold `appliancectl plan`
+    from appliance.config import LoadedConfig
 
 SYSTEM_RUN_DIR = Path("/run/llm-appliance")
 SYSTEM_STATE_DIR = Path("/var/lib/llm-appliance")
@@ -35,10 +37,14 @@ class Place:
         """The file that counts; None where there is none, which means the built-in defaults."""
         if self.config_path is not None:
             return self.config_path
+        from appliance.config.load import DEFAULT_PATH
+
         return DEFAULT_PATH if _exists(DEFAULT_PATH) else None
 
     def load(self, assignments: Sequence[str] = ()) -> LoadedConfig:
         """The effective configuration. Raises ConfigError."""
+        from appliance.config import load_config, parse_overrides
+
         return load_config(self.config_file(), parse_overrides(assignments))
 
     def means_the_box(self) -> bool:
