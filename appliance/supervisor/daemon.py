@@ -299,7 +299,7 @@ class Supervisor:
             evidence=window(evidence, effect.diagnosis),
             rung_before=failure.rung,
             rung_after=effect.rung_after,
-            inflight=self.desk.inflight,
+            inflight=tuple(request for request in self.desk.inflight if request.generation == failure.generation),
             uptime_s=failure.uptime_s,
         )
         self.store.record(incident)

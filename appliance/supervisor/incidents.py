@@ -77,16 +77,20 @@ class IncidentStore:
 
     def recovered(self, incident_id: str, recovered_s: float) -> None:
         """The service came back so long after the incident began."""
+        self.amend(incident_id, recovered_s=recovered_s)
+
+    def amend(self, incident_id: str, **fields: Any) -> None:
+        """Fields of an incident that were not known yet when it was recorded, as JSON."""
 
         def update(db: sqlite3.Connection) -> None:
             row = db.execute("SELECT document FROM incidents WHERE incident_id = ?", (incident_id,)).fetchone()
             if row is not None:
-                document = json.loads(row[0]) | {"recovered_s": recovered_s}
+                document = json.loads(row[0]) | fields
                 db.execute("UPDATE incidents SET document = ? WHERE incident_id = ?", (json.dumps(document), incident_id))
 
         with self._unsaved_lock:
             if incident_id in self._unsaved:
-                self._unsaved[incident_id] |= {"recovered_s": recovered_s}
+                self._unsaved[incident_id] |= fields
         self._write(update)
 
     def note(self, kind: str, text: str) -> None:

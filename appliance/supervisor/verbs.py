@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 
-from appliance.control.codec import CodecError, inflight_from_json, rung_to_json, to_json
+from appliance.control.codec import CodecError, inflight_from_json, inflight_to_json, rung_to_json, to_json
 from appliance.control.server import Handler
 from appliance.core.errors import ControlError
+from appliance.core.requests import InflightRequest
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
 from appliance.supervisor.daemon import Supervisor
@@ -108,8 +109,21 @@ class Verbs:
             raise ControlError(f"kind = {kind!r} is none of {', '.join(REPORT_KINDS)}")
         if not isinstance(requests, list):
             raise CodecError(f"requests = {str(requests)[:80]!r} is no list")
-        self._supervisor.desk.add_report(kind, tuple(inflight_from_json(request) for request in requests))
+        shapes = tuple(inflight_from_json(request) for request in requests)
+        self._supervisor.desk.add_report(kind, shapes)
+        if kind == "upstream_lost":
+            self._complete_incident(shapes)
         return {}
+
+    def _complete_incident(self, shapes: Sequence[InflightRequest]) -> None:
+        """The gateway notices a death when we do, and its report mostly comes after the incident was recorded."""
+        incident = self._supervisor.last_incident
+        if incident is None or incident["inflight"]:
+            return
+        lost = [inflight_to_json(shape) for shape in shapes if shape.generation == incident["generation"]]
+        if lost:
+            incident["inflight"] = lost
+            self._supervisor.store.amend(incident["incident_id"], inflight=lost)
 
     async def _ask(self, event: ev.Event, done: str) -> Arguments:
         before, after = await self._supervisor.obey(event)

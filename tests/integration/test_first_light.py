@@ -106,6 +106,7 @@ def test_twenty_kills_under_load_fail_no_request_and_each_has_its_cause(foregrou
     listed = json.loads(run.ctl("incidents", "--json", "--limit", "100").stdout)["incidents"]
     causes = [incident["diagnosis"]["cause"] for incident in reversed(listed)]
     assert causes == [CAUSE_OF[number] for number in KILLS], Counter(causes)
+    assert all(incident["inflight"] for incident in listed), "what was being served is part of an incident"
     assert len(engines) == len(KILLS) + 1
     print(f"answers: {load.answers}; seconds from the signal to serving again: {back_s}")
     assert run.stop() == 0
