@@ -163,13 +163,13 @@ def _headline(incident: records.Document) -> str:
     what = f"{incident['engine']} {incident['engine_version']}".strip()
     inflight = incident["inflight"]
     load = f", {len(inflight)} {'request' if len(inflight) == 1 else 'requests'} in flight" if inflight else ""
-    return f"{incident['incident_id']}  {moment(incident['time_s'])}  {what} with {incident['model']}, while {_phase(incident)}{load}\n"
+    return f"{incident['incident_id']}  {moment(incident['time_s'])}  {what} with {incident['model']}, {_phase(incident)}{load}\n"
 
 
 def _phase(incident: records.Document) -> str:
     if incident["phase"] == "start":
-        return "starting"
-    return f"serving since {format_duration(incident['uptime_s'])}" if incident["uptime_s"] else "serving"
+        return "while starting"
+    return f"after {format_duration(incident['uptime_s'])} of service"
 
 
 def _tell(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident: records.Document | None = None) -> ExitCode:

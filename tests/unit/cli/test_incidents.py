@@ -88,7 +88,7 @@ def test_diagnose_tells_the_last_incident_in_full(ctl, kept: Path) -> None:
     assert said.code == 1
     for words in (
         "inc-20231114-221323-abcd",
-        "native 0.1.0 with demo, while serving since 3 min 20 s, 1 request in flight",
+        "native 0.1.0 with demo, after 3 min 20 s of service, 1 request in flight",
         "cuda_oom_prefill  (confidence: high)",
         "A prompt needed 48.00 MiB and 5.19 MiB were free.",
         "engine_log:12",
