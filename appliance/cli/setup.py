@@ -98,9 +98,8 @@ def _bring(place: Place, state_dir: Path, wanted: _Wanted) -> ExitCode:
 
 
 def _bring_demo(python: str, wanted: _Wanted) -> ExitCode:
-    environment = {name: value for name, value in os.environ.items() if not (runtimes.is_needed() and name.startswith("PYTHON"))}
-    if wanted.wheelhouse is not None:
-        environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wanted.wheelhouse)}
+    # Our own PYTHONPATH is for the control plane, where it is packaged; in a checkout the engine may need what is set.
+    environment = runtimes.pip_environment(wanted.wheelhouse) if runtimes.is_needed() else dict(os.environ)
     try:
         ended = subprocess.run([python, "-m", "appliance.engine.demo", str(wanted.models_dir)], env=environment, check=False)
     except OSError as error:

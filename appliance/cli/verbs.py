@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Serve in the foreground, without systemd or root."),
     "setup": ("setup", "Bring what is needed to serve."),
     "status": ("status", "What is going on, in words."),
+    "doctor": ("doctor", "What about this machine will trouble an engine, and how to cure it."),
     "plan": ("plan", "How much context fits a card, and why."),
     "diagnose": ("diagnose", "Why it crashed: this box's last incident, or any log."),
     "explain": ("explain", "What a flag or variable of an engine really does."),

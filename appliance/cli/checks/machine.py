@@ -1,0 +1,113 @@
+"""What the checks read: files below a root folder and the output of commands, so that tests can lay out any machine."""
+
+from __future__ import annotations
+
+import enum
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+COMMAND_TIMEOUT_S = 10.0
+
+
+class Level(enum.Enum):
+    """How bad it is. `fail`: an engine will not start or not stay; `warn`: it will cost speed, or bite one day."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what, how bad, why, and the command or the deed that cures it."""
+
+    name: str
+    level: Level
+    reason: str
+    cure: str = ""
+
+
+def ok(name: str, reason: str) -> Finding:
+    """Nothing to do."""
+    return Finding(name, Level.OK, reason)
+
+
+def warn(name: str, reason: str, cure: str) -> Finding:
+    """See Level."""
+    return Finding(name, Level.WARN, reason, cure)
+
+
+def fail(name: str, reason: str, cure: str) -> Finding:
+    """See Level."""
+    return Finding(name, Level.FAIL, reason, cure)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended; code None: there is no such command, or it took too long."""
+
+    code: int | None
+    output: str = ""
+
+    @property
+    def good(self) -> bool:
+        """It ran and succeeded."""
+        return self.code == 0
+
+
+def run_command(command: Sequence[str]) -> Ended:
+    """With a deadline, and without waiting for one that survives it: nvidia-smi on a lost card sleeps where no signal reaches."""
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except OSError:
+        return Ended(None)
+    try:
+        output, _ = child.communicate(timeout=COMMAND_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return Ended(None, f"no answer within {COMMAND_TIMEOUT_S:g} s")
+    return Ended(child.returncode, output)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The one that is looked at.
+
+    Attributes:
+        root: where its files are.
+        run: runs a command on it.
+        user_groups: the numbers of the groups of the service's user; empty where there is no such user.
+    """
+
+    root: Path = Path("/")
+    run: Callable[[Sequence[str]], Ended] = run_command
+    user_groups: frozenset[int] = frozenset()
+    answers: dict[tuple[str, ...], Ended] = field(default_factory=dict)
+
+    def path(self, path: str) -> Path:
+        """Below the root."""
+        return self.root / path.lstrip("/")
+
+    def read(self, path: str) -> str:
+        """A small file; empty where it cannot be read."""
+        try:
+            return self.path(path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def find(self, pattern: str) -> tuple[Path, ...]:
+        """Files below the root, in the order of their names."""
+        return tuple(sorted(self.root.glob(pattern.lstrip("/"))))
+
+    def ask(self, *command: str) -> Ended:
+        """Run a command once, however many checks want its answer."""
+        if command not in self.answers:
+            self.answers[command] = self.run(command)
+        return self.answers[command]
+
+
+def properties(text: str) -> Mapping[str, str]:
+    """KEY=VALUE lines, as `systemctl show` prints them."""
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

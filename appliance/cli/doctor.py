@@ -1,0 +1,72 @@
+"""`appliancectl doctor`."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from appliance.cli.checks.box import check_box
+from appliance.cli.checks.cards import check_cards
+from appliance.cli.checks.host import check_host
+from appliance.cli.checks.machine import Finding, Level, Machine
+from appliance.cli.place import SYSTEM_STATE_DIR, Place, own_state_dir
+from appliance.cli.printing import bad, faint, good, say, say_json, uncertain
+from appliance.cli.verbs import Verb
+from appliance.core.errors import ExitCode
+
+SERVICE_USER = "llm-appliance"
+_MARKS = {Level.OK: good("ok  "), Level.WARN: uncertain("warn"), Level.FAIL: bad("fail")}
+
+
+@click.command(cls=Verb)
+@click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
+@click.pass_obj
+def doctor(place: Place, as_json: bool) -> ExitCode:
+    """What about this machine will trouble an engine, and how to cure it.
+
+    Cards, driver, memory, limits, disk, clock, configuration, model, port. Changes nothing; works without a GPU. Exit code 1
+    when something fails; a warning alone is no failure.
+
+    \b
+    Example:
+      appliancectl doctor
+      appliancectl doctor --json | jq '.findings[] | select(.level != "ok")'
+    """
+    found = tuple(findings(place, Machine(user_groups=_service_groups())))
+    failed = any(finding.level is Level.FAIL for finding in found)
+    if as_json:
+        rows = [{"name": one.name, "level": one.level.value, "reason": one.reason, "cure": one.cure} for one in found]
+        say_json({"ok": not failed, "findings": rows})
+    else:
+        for finding in found:
+            say(f"{_MARKS[finding.level]} {finding.name}: {finding.reason}")
+            if finding.cure:
+                say(f"       {faint('cure:')} {finding.cure}")
+    return ExitCode.BAD if failed else ExitCode.OK
+
+
+def findings(place: Place, machine: Machine) -> Iterator[Finding]:
+    """Everything, from the hardware up."""
+    state_dir = _state_dir(place)
+    yield from check_cards(machine)
+    yield from check_host(machine, str(state_dir.absolute()))
+    yield from check_box(machine, place, state_dir)
+
+
+def _state_dir(place: Place) -> Path:
+    if place.state_dir is not None:
+        return place.state_dir
+    return SYSTEM_STATE_DIR if place.means_the_box() else own_state_dir()
+
+
+def _service_groups() -> frozenset[int]:
+    """Of the service's user; empty where the package is not installed."""
+    try:
+        user = pwd.getpwnam(SERVICE_USER)
+    except KeyError:
+        return frozenset()
+    return frozenset([user.pw_gid, *(group.gr_gid for group in grp.getgrall() if SERVICE_USER in group.gr_mem)])

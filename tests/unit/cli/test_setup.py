@@ -1,0 +1,135 @@
+"""`appliancectl setup`: the environment is switched at once, the configuration is never written over an edit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from appliance.cli import runtimes, setup_config
+from appliance.config import load_config
+from appliance.config.runtimes import current_runtime, with_runtime
+from appliance.config.schema import Config
+from appliance.core.errors import ApplianceError
+from tests.unit.cli.conftest import Ctl
+
+
+@pytest.fixture
+def wheelhouse(tmp_path: Path) -> Path:
+    """Wheels of two empty packages under the names of ours and of torch."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    return folder
+
+
+def _wheel(folder: Path, name: str, version: str, files: dict[str, str], requires: str = "") -> Path:
+    wheel = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    files = files | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nProvides-Extra: engine\n{requires}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+        archive.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"]))
+    return wheel
+
+
+def _ours(folder: Path, version: str) -> Path:
+    engine = {"appliance/__init__.py": "", "appliance/engine/__init__.py": "", "appliance/engine/__main__.py": ""}
+    return _wheel(folder, "llm_appliance", version, engine, 'Requires-Dist: torch; extra == "engine"\n')
+
+
+def test_versions_lie_side_by_side_and_one_is_in_force(wheelhouse: Path, tmp_path: Path) -> None:
+    """Made from the wheelhouse alone; a second time nothing is made; the next version leaves the first as it is."""
+    _wheel(wheelhouse, "torch", "9.9", {"torch.py": '__version__ = "9.9"'})
+    ours = _ours(wheelhouse, "1.0")
+    first = runtimes.install(runtimes.Source(ours, wheelhouse), tmp_path)
+    assert current_runtime(tmp_path) == first == tmp_path / "runtimes/native-1.0"
+    subprocess.run([first / "bin/python", "-c", "import appliance.engine.__main__"], cwd="/", check=True)
+    made = (first / "runtime.json").stat().st_mtime_ns
+    runtimes.install(runtimes.Source(ours, wheelhouse), tmp_path)
+    assert (first / "runtime.json").stat().st_mtime_ns == made
+    second = runtimes.install(runtimes.Source(_ours(wheelhouse, "1.1"), wheelhouse), tmp_path)
+    assert current_runtime(tmp_path) == second
+    assert (first / "bin/python").exists()
+    assert with_runtime(Config(), tmp_path).engine.python == str(second / "bin/python")
+
+
+def test_what_cannot_be_completed_leaves_the_old_one_in_force(wheelhouse: Path, tmp_path: Path) -> None:
+    """No torch in the wheelhouse: pip fails, nothing has changed, and the next try is not in the way of its leftovers."""
+    torch = _wheel(wheelhouse, "torch", "9.9", {"torch.py": '__version__ = "9.9"'})
+    first = runtimes.install(runtimes.Source(_ours(wheelhouse, "1.0"), wheelhouse), tmp_path)
+    kept = torch.rename(tmp_path / torch.name)
+    with pytest.raises(ApplianceError, match="cannot install the engine") as caught:
+        runtimes.install(runtimes.Source(_ours(wheelhouse, "1.1"), wheelhouse), tmp_path)
+    assert "--wheelhouse" in str(caught.value)
+    assert current_runtime(tmp_path) == first
+    kept.rename(torch)
+    assert runtimes.install(runtimes.Source(_ours(wheelhouse, "1.1"), wheelhouse), tmp_path).name == "native-1.1"
+    assert sorted(path.name for path in (tmp_path / "runtimes").iterdir()) == [".lock", "current", "native-1.0", "native-1.1"]
+
+
+def test_too_little_space_is_told_before_anything_is_made(wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both numbers."""
+    monkeypatch.setattr(runtimes, "MIN_FREE_BYTES", 1 << 60)
+    with pytest.raises(ApplianceError, match="not enough disk space"):
+        runtimes.install(runtimes.Source(_ours(wheelhouse, "1.0"), wheelhouse), tmp_path)
+
+
+def test_an_own_interpreter_wins_over_the_runtime(tmp_path: Path) -> None:
+    """engine.python of the configuration."""
+    file = tmp_path / "appliance.toml"
+    file.write_text('[engine]\npython = "/opt/own/python"\n')
+    assert with_runtime(load_config(file).config, tmp_path).engine.python == "/opt/own/python"
+
+
+def test_the_drop_in_is_what_it_says(tmp_path: Path) -> None:
+    """It loads, and says so again without being touched."""
+    file = setup_config.write(tmp_path / "conf.d", {"model.path": "/srv/a model"}, may_replace=False)
+    main = tmp_path / "appliance.toml"
+    main.touch()
+    assert load_config(main).config.model.path == "/srv/a model"
+    before = file.stat().st_mtime_ns
+    setup_config.write(tmp_path / "conf.d", {"model.path": "/srv/a model"}, may_replace=False)
+    assert file.stat().st_mtime_ns == before
+    setup_config.write(tmp_path / "conf.d", {"model.path": "/srv/other"}, may_replace=False)
+    assert load_config(main).config.model.path == "/srv/other"
+
+
+def test_an_edited_drop_in_is_kept(tmp_path: Path) -> None:
+    """Unless its owner has agreed."""
+    file = setup_config.write(tmp_path, {"model.path": "/srv/a"}, may_replace=False)
+    file.write_text(file.read_text().replace("/srv/a", "/srv/mine"))
+    with pytest.raises(ApplianceError, match="was edited"):
+        setup_config.write(tmp_path, {"model.path": "/srv/b"}, may_replace=False)
+    assert "/srv/mine" in file.read_text()
+    setup_config.write(tmp_path, {"model.path": "/srv/b"}, may_replace=True)
+    assert "/srv/b" in file.read_text()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    """What to do instead."""
+    tmp_path.chmod(0o500)
+    with pytest.raises(ApplianceError, match="as root"):
+        setup_config.write(tmp_path, {"model.path": "/srv/a"}, may_replace=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--demo", "--model", "/srv/x"), "two models"),
+        (("--yes",), "say what to set up"),
+        (("--model", "/nowhere", "--yes"), "/nowhere"),
+    ],
+)
+def test_what_cannot_be_set_up_is_told(ctl: Ctl, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    """Before anything is fetched."""
+    said = ctl("--state-dir", tmp_path, "setup", *arguments)
+    assert said.code != 0
+    assert words in said.err
