@@ -28,7 +28,7 @@ def attempt(inputs: PlanInputs) -> Choice | Shortfall:
     table = _table(resolved, rules, fraction)
     wrong = shortfall_sentence(resolved, plan)
     if wrong:
-        return Shortfall(wrong, plan, table)
+        return Shortfall(wrong, resolved, plan, table)
     chosen = replace(resolved, mem_fraction=fraction, context_length_tokens=plan.context_length_tokens)
     reason = _reason(resolved, rules, plan, given=inputs.mem_fraction is not None)
     return Choice(chosen, rung_of(chosen, plan), table, reason, _warnings(resolved, plan))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from appliance.core.errors import BudgetError, ExitCode
 from appliance.core.plan import GpuFacts, MemoryPlan, ModelFacts, Rung
@@ -153,11 +153,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Why a plan cannot run: a sentence, and the plan that shows it."""
+    """Why a plan cannot run: a sentence, and the plan that shows it, with its inputs resolved."""
 
     sentence: str
+    inputs: PlanInputs
     plan: MemoryPlan
-    table: tuple[TableRow, ...] = field(default=())
+    table: tuple[TableRow, ...] = ()
 
 
 class PlanInputError(BudgetError):
@@ -169,11 +170,11 @@ class PlanInputError(BudgetError):
 class PlanRefused(BudgetError):
     """A plan that cannot run, with what would make it run."""
 
-    def __init__(self, shortfall: Shortfall, inputs: PlanInputs, ways_out: tuple[WayOut, ...]) -> None:
+    def __init__(self, shortfall: Shortfall, ways_out: tuple[WayOut, ...]) -> None:
         hint = "; or ".join(f"{way.change} ({way.gain})" for way in ways_out) or None
         super().__init__(shortfall.sentence, hint=hint)
         self.shortfall = shortfall
-        self.inputs = inputs
+        self.inputs = shortfall.inputs
         self.ways_out = ways_out
 
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from appliance.core.causes import Cause
 from appliance.core.plan import MemoryPlan, Rung
 from appliance.planner import moves
-from appliance.planner.checks import checked
 from appliance.planner.choose import attempt, rung_of
-from appliance.planner.engines import rules_of
 from appliance.planner.features import FEATURES
-from appliance.planner.inputs import Choice, PlanInputs, Shortfall, counted
+from appliance.planner.inputs import Choice, PlanInputs, counted
 from appliance.planner.moves import Move, Step
 
 MOST_RUNGS = 12
@@ -187,10 +185,8 @@ def _first(inputs: PlanInputs) -> Step:
     result = attempt(inputs)
     if isinstance(result, Choice):
         return Step(result.inputs, result.plan)
-    assert isinstance(result, Shortfall)
-    rules = rules_of(inputs.engine)
-    resolved = replace(rules.resolve(checked(inputs)), mem_fraction=result.plan.mem_fraction)
-    return Step(replace(resolved, context_length_tokens=max(1, result.plan.context_length_tokens)), result.plan)
+    fraction, context = result.plan.mem_fraction, max(1, result.plan.context_length_tokens)
+    return Step(replace(result.inputs, mem_fraction=fraction, context_length_tokens=context), result.plan)
 
 
 def _from(start: Step, failed: Step, family: _Family) -> Iterator[Rung]:

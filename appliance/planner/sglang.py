@@ -127,6 +127,8 @@ def weights(inputs: PlanInputs) -> Term:
 
 def linear_state(inputs: PlanInputs, version: tuple[int, ...]) -> Term:
     """M = (K + 1) × slot [K before 0.5.10], and with a drafter (requests + 1) × slot × draft tokens more (_handle_max_mamba_cache)."""
+    if inputs.model.linear is None and inputs.measured.linear_state_bytes is None:
+        return Term("linear state", 0, "no linear layers", "the model")
     slot, slots = state_slot_bytes(inputs), state_slots(inputs)
     padding = 1 if version >= _BUDGETS_PADDING_AND_DRAFT else 0
     size = (slots + padding) * slot

@@ -40,7 +40,7 @@ def plan(inputs: PlanInputs) -> Choice:
     result = attempt(inputs)
     if isinstance(result, Choice):
         return result
-    raise PlanRefused(result, inputs, ways_out(inputs, result))
+    raise PlanRefused(result, ways_out(inputs, result))
 
 
 def ways_out(inputs: PlanInputs, shortfall: Shortfall) -> tuple[WayOut, ...]:
@@ -52,10 +52,11 @@ def ways_out(inputs: PlanInputs, shortfall: Shortfall) -> tuple[WayOut, ...]:
             found.append(way)
         if len(found) == SHOWN:
             return tuple(found)
-    for more in (_both, _larger_card, _piled):
-        if len(found) < SHOWN and not (found and more is _piled):
-            found += more(inputs, shortfall)
-    return tuple(found[:SHOWN])
+    alone = {way.options[:2] for way in found}
+    if not any(options[0] == "--weights" for options in alone):
+        found += [way for way in _both(inputs, shortfall) if way.options[:2] not in alone]
+    found += _larger_card(inputs, shortfall) if len(found) < SHOWN else []
+    return tuple((found or _piled(inputs, shortfall))[:SHOWN])
 
 
 def _confirmed(change: _Change, shortfall: Shortfall) -> WayOut | None:

@@ -9,8 +9,7 @@ import pytest
 from appliance.core.causes import Cause
 from appliance.core.plan import Rung
 from appliance.planner.choose import attempt
-from appliance.planner.engines import rules_of
-from appliance.planner.inputs import Choice, PlanInputs
+from appliance.planner.inputs import PlanInputs
 from appliance.planner.ladder import FAMILIES, Tried, demand, ladder, native_ladder
 from appliance.planner.ways_out import plan
 from tests.unit.planner import shapes
@@ -50,8 +49,7 @@ def demand_of(asked: PlanInputs, rung: Rung | None, cause: Cause) -> float:
     """The demand of a rung, worked out anew from the setting that it is."""
     if rung is None:
         result = attempt(asked)
-        resolved = result.inputs if isinstance(result, Choice) else rules_of(asked.engine).resolve(asked)
-        return demand(resolved, result.plan, cause)
+        return demand(result.inputs, result.plan, cause)
     assert rung.plan is not None
     same = replace(
         asked,
