@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from appliance.backends.environment import engine_environment
 from appliance.backends.ladder import halving_ladder
 from appliance.backends.protocol import ProofRequest
+from appliance.config.runtimes import launch_python
 from appliance.config.schema import Config
 from appliance.core.errors import ModelError
 from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
@@ -47,7 +46,8 @@ class NativeBackend:
         """Raises ModelError."""
         model = _checked_model(config)
         engine = config.engine
-        if not engine.python and importlib.util.find_spec("appliance.engine") is None:
+        python = launch_python(engine.python)
+        if python is None:
             raise ModelError("the built-in engine is not set up on this machine", hint="make its environment: appliancectl setup")
         threads = engine.threads or len(os.sched_getaffinity(0))
         # Where the rung leaves the context as configured, 0 stays 0: the engine cuts the model's limit to its KV pool.
@@ -55,7 +55,7 @@ class NativeBackend:
         context = engine.context_length_tokens if untouched else rung.context_length_tokens
         endpoint = Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
         argv = (
-            engine.python or sys.executable, "-m", "appliance.engine",
+            python, "-m", "appliance.engine",
             "--model", str(model),
             "--name", served_name(config),
             "--socket", str(endpoint.socket_path),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -50,11 +49,6 @@ class Source:
     def name(self) -> str:
         """Of the environment: native-VERSION."""
         return f"native-{self.wheel.name.split('-')[1]}"
-
-
-def is_needed() -> bool:
-    """Whether this control plane came without the engine, as in the package; a checkout has both."""
-    return importlib.util.find_spec("appliance.engine") is None
 
 
 def packaged_wheel(folder: Path = WHEELS_DIR) -> Path:

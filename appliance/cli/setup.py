@@ -16,7 +16,7 @@ from appliance.cli.place import CONTROL_SOCKET, SYSTEM_RUN_DIR, SYSTEM_STATE_DIR
 from appliance.cli.printing import bold, good, say
 from appliance.cli.verbs import Verb
 from appliance.config.load import DEFAULT_PATH
-from appliance.config.runtimes import with_runtime
+from appliance.config.runtimes import engine_is_here, launch_python, with_runtime
 from appliance.core.errors import ApplianceError, ExitCode
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -59,7 +59,7 @@ def setup(
     asks = not yes and sys.stdin.isatty()
     if asks and not demo and model is None:
         demo, model = _ask_for_model()
-    if not demo and model is None and not runtimes.is_needed():
+    if not demo and model is None and engine_is_here():
         raise click.UsageError("say what to set up: --demo brings the demo model, --model names yours")
     named = model_folder(model, Path()) if model else None
     wanted = _Wanted(demo, models_dir or state_dir / MODELS, wheelhouse, python)
@@ -87,19 +87,18 @@ class _Wanted:
 
 
 def _bring(place: Place, state_dir: Path, wanted: _Wanted) -> ExitCode:
-    config = with_runtime(place.load().config, state_dir)
-    python = wanted.python or config.engine.python
-    if runtimes.is_needed() and config.engine.backend == "native" and not (wanted.python or place.load().config.engine.python):
-        source = runtimes.Source(runtimes.packaged_wheel(), wanted.wheelhouse)
-        runtime = runtimes.install(source, state_dir)
+    config = place.load().config
+    named = wanted.python or config.engine.python
+    if not engine_is_here() and config.engine.backend == "native" and not named:
+        runtime = runtimes.install(runtimes.Source(runtimes.packaged_wheel(), wanted.wheelhouse), state_dir)
         say(f"{good('ok')} the built-in engine: {runtime}")
-        python = str(runtime / "bin" / "python")
+    python = named or launch_python(with_runtime(config, state_dir).engine.python)
     return _bring_demo(python or sys.executable, wanted) if wanted.demo else ExitCode.OK
 
 
 def _bring_demo(python: str, wanted: _Wanted) -> ExitCode:
     # Our own PYTHONPATH is for the control plane, where it is packaged; in a checkout the engine may need what is set.
-    environment = runtimes.pip_environment(wanted.wheelhouse) if runtimes.is_needed() else dict(os.environ)
+    environment = dict(os.environ) if engine_is_here() else runtimes.pip_environment(wanted.wheelhouse)
     try:
         ended = subprocess.run([python, "-m", "appliance.engine.demo", str(wanted.models_dir)], env=environment, check=False)
     except OSError as error:

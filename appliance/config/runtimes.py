@@ -7,6 +7,8 @@ runtimes/current         a link to the one in force
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
 from pathlib import Path
 
 from appliance.config.schema import Config
@@ -15,18 +17,35 @@ RUNTIMES = "runtimes"
 CURRENT = "current"
 
 
+def engine_is_here() -> bool:
+    """Whether this interpreter has the built-in engine, as in a checkout; the packaged control plane comes without."""
+    return importlib.util.find_spec("appliance.engine") is not None
+
+
 def current_runtime(state_dir: Path) -> Path | None:
-    """The environment in force, by its own name: an engine that runs from it stays in it when the link moves on."""
-    link = state_dir / RUNTIMES / CURRENT
+    """The environment in force, by its own name; None where there is none that can be run."""
     try:
-        runtime = link.resolve(strict=True)
+        runtime = (state_dir / RUNTIMES / CURRENT).resolve(strict=True)
     except OSError:
         return None
     return runtime if (runtime / "bin" / "python").exists() else None
 
 
 def with_runtime(config: Config, state_dir: Path) -> Config:
-    """`engine.python` filled in with the runtime in force, where the owner named none and there is one."""
-    if config.engine.python or (runtime := current_runtime(state_dir)) is None:
+    """`engine.python` filled in with the runtime's, where the owner named none. It may be made, or change, while we run."""
+    current = state_dir / RUNTIMES / CURRENT
+    if config.engine.python or (engine_is_here() and not current.is_symlink()):
         return config
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, python=str(runtime / "bin" / "python")))
+    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, python=str(current / "bin" / "python")))
+
+
+def launch_python(configured: str) -> str | None:
+    """What to start an engine with: the runtime by its own name, so that a running engine stays in it when the link moves on.
+
+    None where the runtime is not there.
+    """
+    python = Path(configured)
+    if python.parts[-4:-2] != (RUNTIMES, CURRENT):
+        return configured or sys.executable
+    runtime = current_runtime(python.parents[3])
+    return str(runtime / "bin" / "python") if runtime is not None else None

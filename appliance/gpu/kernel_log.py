@@ -20,6 +20,8 @@ from pathlib import Path
 RECORD_BYTES = 8192
 READS_A_TURN = 512
 FILE_POLL_S = 0.1
+KMSG = "/dev/kmsg"
+_KMSG_DEVICE = os.makedev(1, 11)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RECORD = re.compile(rb"(?P<priority>\d+),(?P<sequence>\d+),(?P<usec>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
 _STAMP = re.compile(r"\[\s*(?P<s>\d+\.\d+)\]\s?(?P<text>.*)", re.DOTALL)
@@ -82,6 +84,15 @@ def boot_id() -> str | None:
         return None
 
 
+def _is_kmsg(fd: int) -> bool:
+    """Whether a descriptor that we were given is the kernel's log."""
+    try:
+        facts = os.fstat(fd)
+    except OSError:
+        return False
+    return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == _KMSG_DEVICE
+
+
 class KernelLog:
     """Owns the descriptor. `start` begins with what the log holds already (replayed), then calls back for each new batch."""
 
@@ -102,12 +113,9 @@ class KernelLog:
             self.problem = "diagnosis.kernel_log is empty: kernel messages are not read"
             return
         try:
-            mode = Path(self._path).stat().st_mode
-            # A FIFO is opened for writing too: else every writer that leaves would be an end of file.
-            access = os.O_RDWR if stat.S_ISFIFO(mode) else os.O_RDONLY
-            self._fd = os.open(self._path, access | os.O_NONBLOCK | os.O_CLOEXEC)
+            mode = self._open()
         except OSError as error:
-            hint = "; give the unit CAP_SYSLOG or set kernel.dmesg_restrict = 0" if isinstance(error, PermissionError) else ""
+            hint = "; run it by its unit, as root, or set kernel.dmesg_restrict = 0" if isinstance(error, PermissionError) else ""
             self.problem = f"{self._path} cannot be read ({error.strerror}){hint}"
             return
         self._listen = listen
@@ -117,6 +125,19 @@ class KernelLog:
             self._poll = asyncio.ensure_future(self._follow_file())
         else:
             asyncio.get_running_loop().add_reader(self._fd, self.drain)
+
+    def _open(self) -> int:
+        """The kind of file it is. Raises OSError."""
+        if self._path == KMSG and _is_kmsg(0):
+            # Opened by systemd before it gave up root for us (StandardInput=file:): reading on takes no capability.
+            self._fd = os.dup(0)
+            os.set_blocking(self._fd, False)
+            return stat.S_IFCHR
+        mode = Path(self._path).stat().st_mode
+        # A FIFO is opened for writing too: else every writer that leaves would be an end of file.
+        access = os.O_RDWR if stat.S_ISFIFO(mode) else os.O_RDONLY
+        self._fd = os.open(self._path, access | os.O_NONBLOCK | os.O_CLOEXEC)
+        return mode
 
     def drain(self) -> None:
         """Read what is there now: a verdict stands on all that the kernel has said."""

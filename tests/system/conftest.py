@@ -103,7 +103,7 @@ def rack(scratch: Path, base: Path, wheelhouse: Path) -> Iterator[Rack]:
 def installed(rack: Rack, deb: Path) -> Installed:
     """From nothing to an answer with three commands."""
     machine = rack.boot()
-    machine.box.put(deb, f"/root/{deb.name}")
+    machine.box.put(deb, f"/srv/{deb.name}")
     seconds: dict[str, float] = {"boot": machine.box.boot_s}
 
     def timed(name: str, work: Callable[[], object]) -> object:
@@ -112,7 +112,7 @@ def installed(rack: Rack, deb: Path) -> Installed:
         seconds[name] = time.monotonic() - began_s
         return result
 
-    timed("apt install ./…deb", lambda: machine.apt("install", f"/root/{deb.name}"))
+    timed("apt install ./…deb", lambda: machine.apt("install", f"/srv/{deb.name}"))
     timed("appliancectl setup --demo --yes", lambda: machine.ctl("setup", "--demo", "--yes", "--wheelhouse", "/wheelhouse", timeout_s=600))
     timed("systemctl start llm-appliance", lambda: machine.systemctl("start", "llm-appliance"))
     answer = timed("first chat answer", lambda: machine.chat("What is the capital of France?"))

@@ -69,12 +69,11 @@ def test_the_sandbox_is_what_the_unit_says(machine: Machine, unit: str) -> None:
     status = machine.box.path(f"/proc/{machine.main_pid(unit)}/status").read_text()
     assert re.search(r"NoNewPrivs:\t1\n", status)
     assert re.search(r"Seccomp:\t2\n", status)
-    syslog = 1 << 34
-    assert int(re.search(r"CapBnd:\t(\w+)", status)[1], 16) == (syslog if unit == SUPERVISOR else 0)  # type: ignore[index]
+    assert re.search(r"CapBnd:\t0+\n", status)
 
 
 def test_the_supervisor_hears_the_kernel_and_owns_its_cgroup(machine: Machine) -> None:
-    """CAP_SYSLOG and Delegate=yes do what they are there for."""
+    """Without a capability: the log comes as standard input, the cgroup by Delegate=yes."""
     sensors = machine.status()["sensors"]
     assert sensors["kernel_log"]["ok"], sensors
     cgroup = machine.box.path(f"/proc/{machine.engine_pid()}/cgroup").read_text()
@@ -84,18 +83,18 @@ def test_the_supervisor_hears_the_kernel_and_owns_its_cgroup(machine: Machine) -
 def test_other_programs_cannot_import_it(machine: Machine) -> None:
     """A private folder, and no torch in it."""
     assert machine.box.call("python3", "-c", "import appliance").returncode != 0
-    found = machine.box.do("find", "/usr", "-name", "torch*", "-o", "-path", "/usr/lib/llm-appliance/appliance/engine")
+    found = machine.box.do("find", "/usr", "-path", "*/torch/__init__.py", "-o", "-path", "/usr/lib/llm-appliance/appliance/engine")
     assert found == ""
 
 
 def test_only_its_group_may_ask_and_command(machine: Machine) -> None:
     """Exit code 4 and what to do for strangers; members of the group llm-appliance ask freely."""
     machine.box.do("useradd", "--create-home", "stranger")
-    machine.box.do("useradd", "--create-home", "--groups", "llm-appliance", "operator")
+    machine.box.do("useradd", "--create-home", "--groups", "llm-appliance", "member")
     refused = machine.box.call("runuser", "-u", "stranger", "--", "appliancectl", "status")
     assert refused.returncode == 4
     assert "group llm-appliance" in refused.stderr
-    assert "serving" in machine.box.do("runuser", "-u", "operator", "--", "appliancectl", "status")
+    assert "serving" in machine.box.do("runuser", "-u", "member", "--", "appliancectl", "status")
     assert machine.box.call("runuser", "-u", "stranger", "--", "ls", "/var/lib/llm-appliance").returncode != 0
 
 
@@ -105,7 +104,7 @@ def test_the_pages_and_completions_are_there(machine: Machine) -> None:
         assert machine.box.do("man", "--warnings", "--pager=cat", page.rpartition(".")[2], page.rpartition(".")[0])
     words = (
         "source /usr/share/bash-completion/completions/appliancectl; COMP_WORDS=(appliancectl dia); COMP_CWORD=1; "
-        '_appliancectl_completion; echo "${COMPREPLY[@]}"'
+        '_appliancectl_completion appliancectl; echo "${COMPREPLY[@]}"'
     )
     assert machine.box.do("bash", "-c", words).split() == ["diagnose"]
     assert machine.box.path("/usr/share/zsh/vendor-completions/_appliancectl").read_text().startswith("#compdef appliancectl")

@@ -13,7 +13,7 @@ from tests.system.machine import GATEWAY, SOCKET, SUPERVISOR, Machine
 
 pytestmark = pytest.mark.system
 WATCHDOG_S = 4
-HELD = "What is the capital of Italy?"
+HELD = "What is the capital of France?"
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_a_supervisor_that_hangs_is_replaced(machine: Machine) -> None:
     machine.box.do("kill", "-STOP", str(pid))
     wait_until(lambda: machine.main_pid(SUPERVISOR) not in (0, pid), "another applianced", 4 * WATCHDOG_S)
     replaced_s = time.monotonic() - began_s
-    assert "Rome" in machine.chat(HELD)
+    assert "Paris" in machine.chat(HELD)
     print(f"\nreplaced after {replaced_s:.1f} s, answered after {time.monotonic() - began_s:.1f} s")
     assert machine.wait_until_serving(above=generation) == generation + 1
     assert int(machine.property(SUPERVISOR, "NRestarts")) == restarts + 1
@@ -64,7 +64,7 @@ def test_a_process_is_killed(machine: Machine, who: str) -> None:
     pid, engine = pid_of(), machine.engine_pid()
     began_s = time.monotonic()
     machine.box.do("kill", "-KILL", str(pid))
-    assert "Rome" in machine.chat(HELD)
+    assert "Paris" in machine.chat(HELD)
     print(f"\n{who}: answered {time.monotonic() - began_s:.1f} s after kill -9")
     wait_until(lambda: pid_of() not in (0, pid), f"another {who}")
     if who == "gateway":
@@ -72,7 +72,6 @@ def test_a_process_is_killed(machine: Machine, who: str) -> None:
     else:
         wait_until(lambda: not machine.box.path(f"/proc/{engine}").exists(), "the old engine is gone")
     if who == "engine":
-        assert machine.property(SUPERVISOR, "NRestarts") == "0" or machine.main_pid(SUPERVISOR)
         incident = json.loads(machine.box.call("appliancectl", "diagnose", "--json").stdout)
         assert incident["cause"]
         sentence = machine.status()["last_incident"]["diagnosis"]["sentence"]

@@ -8,11 +8,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from appliance.cli import runtimes
 from appliance.cli.checks.machine import Finding, Machine, fail, ok, warn
 from appliance.cli.place import Place
 from appliance.config import Config
-from appliance.config.runtimes import current_runtime
+from appliance.config.runtimes import current_runtime, engine_is_here
 from appliance.control import client
 from appliance.core.errors import ApplianceError, ConfigError
 from appliance.core.states import EngineState
@@ -75,7 +74,7 @@ def _runtime(config: Config, state_dir: Path) -> Iterator[Finding]:
         else:
             reason = f"engine.python = {config.engine.python!r} cannot be run"
             yield fail("engine", reason, "correct it, or remove it and run appliancectl setup")
-    elif not runtimes.is_needed():
+    elif engine_is_here():
         yield ok("engine", "part of this installation")
     elif (runtime := current_runtime(state_dir)) is None:
         yield fail("engine", "the built-in engine is not set up", "appliancectl setup")

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.cli import runtimes, setup_config
 from appliance.config import load_config
-from appliance.config.runtimes import current_runtime, with_runtime
+from appliance.config.runtimes import current_runtime, launch_python, with_runtime
 from appliance.config.schema import Config
 from appliance.core.errors import ApplianceError
 from tests.unit.cli.conftest import Ctl
@@ -57,7 +57,7 @@ def test_versions_lie_side_by_side_and_one_is_in_force(wheelhouse: Path, tmp_pat
     second = runtimes.install(runtimes.Source(_ours(wheelhouse, "1.1"), wheelhouse), tmp_path)
     assert current_runtime(tmp_path) == second
     assert (first / "bin/python").exists()
-    assert with_runtime(Config(), tmp_path).engine.python == str(second / "bin/python")
+    assert launch_python(with_runtime(Config(), tmp_path).engine.python) == str(second / "bin/python")
 
 
 def test_what_cannot_be_completed_leaves_the_old_one_in_force(wheelhouse: Path, tmp_path: Path) -> None:
