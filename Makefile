@@ -42,7 +42,7 @@ format: venv ## Lay the code out as `make check` wants it, and rewrite what is g
 	$(BIN)/ruff format .
 	$(BIN)/python -m appliance.config.annotate > etc/appliance.toml
 	$(BIN)/python -m appliance.cli.manual > docs/man/appliancectl.1
-	$(BIN)/python -m appliance.diagnosis.failures_page > docs/failures.md
+	$(BIN)/python -m appliance.supervisor.failures_page > docs/failures.md
 
 bench: venv ## Measure on this machine (tests/bench/)
 	@for script in tests/bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

@@ -68,6 +68,12 @@ def sentence_of(cause: Cause) -> str:
     return cause.definition if cause is Cause.UNKNOWN else _SLOT.sub("a number", _rows()[cause].sentence)
 
 
+def remedies_of(cause: Cause) -> tuple[str, ...]:
+    """What to do about a cause, without the numbers of a case; wordings that are nothing without them are left out."""
+    rows = () if cause is Cause.UNKNOWN else _rows()[cause].remedies
+    return tuple(remedy for remedy in rows if not _SLOT.search(remedy))
+
+
 def _numbers(root: Event) -> dict[str, float]:
     numbers = {name: value for name, value in root.fields.items() if isinstance(value, float)}
     if root.count > 1:

@@ -52,8 +52,19 @@ class Response(enum.Enum):
     """Trying again cannot help: a person is needed."""
 
 
-Better = Callable[[Rung, Rung], bool]
-"""Whether the second rung asks for less, in the dimension that a cause is about, than the first."""
+@dataclass(frozen=True, slots=True)
+class Better:
+    """Which of the safer rungs help against a cause.
+
+    Attributes:
+        words: what such a rung has that the present one has not, for docs/failures.md.
+        than: whether the second rung has it, compared with the first.
+        needed: a rung without it is no help at all; else any safer one will do where none has it.
+    """
+
+    words: str
+    than: Callable[[Rung, Rung], bool]
+    needed: bool = False
 
 
 def _less_prefill(now: Rung, then: Rung) -> bool:
@@ -66,12 +77,16 @@ def _less_context(now: Rung, then: Rung) -> bool:
     return then.context_length_tokens < now.context_length_tokens or then.mem_fraction > now.mem_fraction
 
 
-def _fewer_sequences(now: Rung, then: Rung) -> bool:
-    return then.max_running < now.max_running
+def _more_off(now: Rung, then: Rung) -> bool:
+    return then.features_off > now.features_off or then.tensor_parallel < now.tensor_parallel
 
 
-def _anything(now: Rung, then: Rung) -> bool:
-    return then.index > now.index
+_ANY = Better("asks for less", lambda now, then: then.index > now.index)
+_LESS_PREFILL = Better("has a smaller prefill chunk, a lower memory fraction or fewer sequences", _less_prefill)
+_LESS_CONTEXT = Better("has a shorter context or a higher memory fraction", _less_context)
+_FEWER_SEQUENCES = Better("decodes fewer sequences together", lambda now, then: then.max_running < now.max_running)
+_MORE_OFF = Better("has more of the engine's features switched off, or fewer cards", _more_off)
+_MUST_BE_OFF = Better(_MORE_OFF.words, _more_off, needed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +94,7 @@ class Row:
     """One row of the table."""
 
     response: Response
-    better: Better = _anything
+    better: Better = _ANY
 
 
 _CHANCE = Row(Response.SAME_THEN_SAFER)
@@ -87,24 +102,27 @@ _OUTSIDE = Row(Response.OUTSIDE)
 _PERSON = Row(Response.PARK)
 
 TABLE: dict[Cause, Row] = {
-    Cause.CUDA_OOM_PREFILL: Row(Response.SAFER, _less_prefill),
-    Cause.CUDA_OOM_RUNTIME: Row(Response.SAFER, _less_prefill),
+    Cause.CUDA_OOM_PREFILL: Row(Response.SAFER, _LESS_PREFILL),
+    Cause.CUDA_OOM_RUNTIME: Row(Response.SAFER, _LESS_PREFILL),
     Cause.CUDA_OOM_STARTUP: Row(Response.SAFER),
-    Cause.KV_POOL_TOO_SMALL: Row(Response.SAFER, _less_context),
-    Cause.KV_POOL_EXHAUSTED: Row(Response.SAFER, _fewer_sequences),
+    Cause.KV_POOL_TOO_SMALL: Row(Response.SAFER, _LESS_CONTEXT),
+    Cause.KV_POOL_EXHAUSTED: Row(Response.SAFER, _FEWER_SEQUENCES),
     Cause.VRAM_HELD_BY_OTHER: Row(Response.WAIT),
-    Cause.HOST_OOM: Row(Response.SAFER),
+    # It may be another program that took the memory: once more, then ask for less.
+    Cause.HOST_OOM: Row(Response.SAME_THEN_SAFER, _LESS_PREFILL),
     Cause.KILLED_UNKNOWN: _OUTSIDE,
     Cause.CUDA_ILLEGAL_ACCESS: _CHANCE,
     Cause.CUDA_DEVICE_ASSERT: _CHANCE,
     Cause.CUDA_LAUNCH_FAILURE: _CHANCE,
     Cause.CUBLAS_ERROR: _CHANCE,
-    Cause.GPU_HANG_RC: _CHANCE,
-    Cause.NCCL_P2P_HANG: _CHANCE,
+    Cause.GPU_HANG_RC: Row(Response.SAFER, _MORE_OFF),
+    # The transport never worked: the same setting would hang again.
+    Cause.NCCL_P2P_HANG: Row(Response.SAFER, _MORE_OFF),
     Cause.NCCL_TIMEOUT: _CHANCE,
     Cause.NCCL_INIT_FAILURE: _CHANCE,
     Cause.SHM_TOO_SMALL: _PERSON,
-    Cause.P2P_UNSAFE: _PERSON,
+    # The same setting would reset the machine again.
+    Cause.P2P_UNSAFE: Row(Response.SAFER, _MUST_BE_OFF),
     Cause.ENGINE_WATCHDOG: _CHANCE,
     Cause.ENGINE_RPC_TIMEOUT: _CHANCE,
     Cause.SEGFAULT_NATIVE: _CHANCE,
@@ -197,11 +215,12 @@ def backoff_s(failures: int, settings: MachineSettings, jitter: float) -> float:
 def _safer(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], better: Better, delay_s: float, *, lasting: bool) -> Action:
     now = ladder[history.rung]
     below = [rung for rung in ladder[history.rung + 1 :] if history.times(diagnosis.cause, rung.index) < 2]
-    fitting = [rung for rung in below if better(now, rung)] or below
+    fitting = [rung for rung in below if better.than(now, rung)] or ([] if better.needed else below)
     if not fitting and lasting:
         return _same(ActionKind.RESTART_SAME, diagnosis, now, delay_s)
     if not fitting:
-        return _park(diagnosis, f" with no rung left below rung {now.index} of {len(ladder)}")
+        left = f"as no rung {better.words} than" if better.needed and below else "with no rung left below"
+        return _park(diagnosis, f" {left} rung {now.index} of {len(ladder)}")
     rung = fitting[0]
     costs = "; ".join(words for words in (rung.gives_up and f"gives up {rung.gives_up}", rung.gains and f"gains {rung.gains}") if words)
     did = f"restarted on the safer rung {rung.index}" + (f" ({costs})" if costs else "") + _after(delay_s)

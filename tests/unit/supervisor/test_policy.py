@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from appliance.core.action import ActionKind
 from appliance.core.causes import Cause
 from appliance.core.plan import Rung
+from appliance.diagnosis import action_for
 from appliance.supervisor.history import History, Phase
 from appliance.supervisor.policy import TABLE, Response, backoff_s, decide
 from appliance.supervisor.settings import MachineSettings
@@ -177,3 +178,21 @@ def test_rungs_only_fall(story: list[tuple[Cause, Phase]]) -> None:
         if kind is ActionKind.PARK:
             break
         history = after
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if not cause.is_ok], ids=lambda cause: cause.label)
+def test_diagnose_announces_what_is_done(cause: Cause) -> None:
+    """`appliancectl diagnose` on any log says what the appliance would do the first time: what it does, on a ladder that has it all."""
+    ladder = (*LADDER, make_rung(4, tensor_parallel=1, features_off=frozenset({"cuda_graph"})))
+    ladder = tuple(replace(rung, tensor_parallel=2) if rung.index < 4 else rung for rung in ladder)
+    action = decide(make_diagnosis(cause), History().with_failure(cause, Phase.SERVING), ladder, SETTINGS, make_failure())
+    assert action.kind is action_for(cause)
+
+
+def test_what_only_some_rungs_cure_is_not_tried_on_others() -> None:
+    """Traffic between the cards resets the machine, and would again on a rung that leaves it on: parked where each one does."""
+    history = History().with_failure(Cause.P2P_UNSAFE, Phase.SERVING)
+    assert decide(make_diagnosis(Cause.P2P_UNSAFE), history, LADDER, SETTINGS, make_failure()).kind is ActionKind.PARK
+    ladder = (*LADDER, make_rung(4, features_off=frozenset({"custom_all_reduce"})))
+    action = decide(make_diagnosis(Cause.P2P_UNSAFE), history, ladder, SETTINGS, make_failure())
+    assert (action.kind, action.rung) == (ActionKind.RESTART_SAFER, ladder[4])
