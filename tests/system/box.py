@@ -16,16 +16,37 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-SUITE = "bookworm"
 PACKAGES = (
-    "systemd", "systemd-sysv", "systemd-coredump", "dbus", "libpam-systemd", "procps", "iproute2", "ca-certificates", "curl", "man-db",
-    "bash-completion", "python3", "python3-venv",
+    "systemd", "systemd-sysv", "dbus", "libpam-systemd", "procps", "iproute2", "ca-certificates", "curl", "python3", "python3-venv",
     # What the package depends on: the machine under test has no network.
     "python3-click", "python3-h11", "python3-httptools", "python3-prometheus-client", "python3-sdnotify", "python3-starlette",
     "python3-structlog", "python3-uvicorn", "python3-zstandard",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Release:
+    """A distribution that the package is installed on.
+
+    Attributes:
+        suite: its name in the archive.
+        extra: packages beside PACKAGES.
+        sources: where it comes from; empty: the mirror of this machine.
+    """
+
+    suite: str
+    extra: tuple[str, ...]
+    sources: tuple[str, ...] = ()
+
+
+BUILDS = ("debhelper", "dh-python", "python3-pip", "python3-setuptools", "python3-wheel", "git")
+BOOKWORM = Release("bookworm", ("systemd-coredump", "man-db", "bash-completion"))
+TRIXIE = Release("trixie", BUILDS)
+NOBLE = Release("noble", BUILDS, ("deb http://archive.ubuntu.com/ubuntu noble main universe",))
+UBUNTU_KEYS = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
 MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer", "e2scrub_all.timer", "fstrim.timer", "e2scrub_reap.service", "man-db.timer")
 BOOT_S = 60.0
 HALT_S = 30.0
@@ -70,41 +91,43 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60
         time.sleep(pause_s)
 
 
-def base_image(cache: Path) -> Path:
-    """A Debian with what the package depends on, built where it is not there yet (under a minute)."""
-    key = hashlib.sha256(" ".join((SUITE, *PACKAGES, *MASKED)).encode()).hexdigest()[:12]
-    image = cache / f"{SUITE}-{key}"
+def base_image(cache: Path, release: Release = BOOKWORM) -> Path:
+    """A system with what the package depends on, built where it is not there yet (about a minute)."""
+    key = hashlib.sha256(" ".join((*PACKAGES, *release.extra, *MASKED)).encode()).hexdigest()[:12]
+    image = cache / f"{release.suite}-{key}"
     if not image.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         fresh = cache / f".{image.name}.new"
         shutil.rmtree(fresh, ignore_errors=True)
         with _host_settings_kept():
-            _bootstrap(fresh)
+            _bootstrap(fresh, release)
         (fresh / "etc/machine-id").write_text("")  # a new one at each first boot
         (fresh / "var/lib/dbus/machine-id").unlink(missing_ok=True)
         (fresh / "etc/hostname").write_text("appliance\n")
         (fresh / "var/log/journal").mkdir(exist_ok=True)
         for unit in MASKED:
-            (fresh / "etc/systemd/system" / unit).symlink_to("/dev/null")
+            link = fresh / "etc/systemd/system" / unit
+            link.unlink(missing_ok=True)
+            link.symlink_to("/dev/null")
         fresh.rename(image)
     return image
 
 
-def _bootstrap(folder: Path) -> None:
-    targets = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    mirror = next((line.split()[0] for line in targets.stdout.splitlines() if line.split()[1:] == [SUITE]), "http://deb.debian.org/debian")
+def _bootstrap(folder: Path, release: Release) -> None:
+    include = f"--include={','.join((*PACKAGES, *release.extra))}"
+    command = ["mmdebstrap", "--mode=root", "--variant=minbase", include, "--quiet", release.suite, "-", *(release.sources or (_mirror(),))]
     folder.mkdir()
-    make = subprocess.Popen(
-        ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}", "--quiet", SUITE, "-", mirror],
-        stdout=subprocess.PIPE,
-    )
+    make = subprocess.Popen(command, stdout=subprocess.PIPE)
     subprocess.run(["tar", "-x", "-C", str(folder)], stdin=make.stdout, check=True)
-    assert make.wait() == 0, "mmdebstrap failed"
+    assert make.wait() == 0, f"{' '.join(command)} failed"
+
+
+def _mirror() -> str:
+    """Of Debian, as this machine uses it."""
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(CODENAME)", "Created-By: Packages"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = [line.split()[0] for line in lines if line.split()[1:] == ["Debian", BOOKWORM.suite]]
+    return found[0] if found else "http://deb.debian.org/debian"
 
 
 @contextlib.contextmanager
