@@ -21,6 +21,8 @@ def echo(request: GenerateRequest) -> Sequence[int]:
 class ScriptedEngine:
     """Continues each prompt by `script(request)`, one token an output, and honours stop tokens, length and aborts.
 
+    Of an answer that has begun already, only the rest is given out.
+
     Attributes:
         submitted: requests in the order of their submission.
         aborted: ids of the running requests that were aborted.
@@ -77,7 +79,8 @@ class ScriptedEngine:
         on_output(TokenOutput(request.request_id, finish=finish, error=error))
 
     def _tokens(self, request: GenerateRequest, on_output: Callable[[TokenOutput], None], stopped: threading.Event) -> FinishReason:
-        for index, token_id in enumerate(self.script(request)):
+        known = len(request.answer_ids)
+        for index, token_id in enumerate(self.script(request)[known:], known):
             while not self.gate.wait(0.01) and not stopped.is_set():
                 pass
             if stopped.is_set():

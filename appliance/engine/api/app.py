@@ -13,10 +13,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from appliance.engine.api import metrics
+from appliance.engine.api.answering import Generate
 from appliance.engine.api.chat import encode_chat, read_chat, read_messages, read_template_variables
 from appliance.engine.api.completions import read_completion
 from appliance.engine.api.errors import ApiError, bad_request
-from appliance.engine.api.exchange import Generate, Json, LookUp
+from appliance.engine.api.exchange import Json, LookUp
 from appliance.engine.api.fields import Fields
 from appliance.engine.api.generate import read_generate
 from appliance.engine.api.parameters import check_model, encode_prompt

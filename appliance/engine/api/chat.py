@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping
 
+from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json
 from appliance.engine.api.fields import Fields, check_text
@@ -29,8 +28,8 @@ IGNORED = (
 """Bookkeeping of hosted services: nothing in an answer depends on these."""
 
 
-def read_chat(fields: Fields, model: LoadedModel) -> Job:
-    """The body of a chat request, checked.
+def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
+    """The body of a chat request, checked; with the ticket of an answer that has begun already.
 
     Raises:
         ApiError: what is wrong with it.
@@ -44,8 +43,9 @@ def read_chat(fields: Fields, model: LoadedModel) -> Job:
     fields.ignore(*IGNORED)
     fields.end()
     prompt_ids = encode_chat(messages, extra, model)
-    request = GenerateRequest(f"chatcmpl-{uuid.uuid4().hex}", prompt_ids, fit(sampling, prompt_ids, model, "messages"))
-    return Job(request, sampling.stops, stream, ChatShape(request.request_id, model_id, int(time.time()), include_usage))
+    ticket = ticket or new_ticket("chatcmpl", sampling.seed)
+    request = GenerateRequest(ticket.request_id, prompt_ids, fit(sampling, prompt_ids, model, "messages"))
+    return Job(ticket, request, sampling.stops, stream, ChatShape(ticket.request_id, model_id, int(ticket.created_s), include_usage))
 
 
 def read_messages(fields: Fields) -> list[dict[str, object]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-
 from appliance.engine.api.chat import IGNORED, read_stream, usage
+from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json
 from appliance.engine.api.fields import Fields, check_text, check_token_ids
@@ -15,8 +13,8 @@ from appliance.engine.api.service import LoadedModel
 from appliance.engine.messages import GenerateRequest
 
 
-def read_completion(fields: Fields, model: LoadedModel) -> Job:
-    """The body of a completion request, checked.
+def read_completion(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
+    """The body of a completion request, checked; with the ticket of an answer that has begun already.
 
     Raises:
         ApiError: what is wrong with it.
@@ -32,8 +30,9 @@ def read_completion(fields: Fields, model: LoadedModel) -> Job:
     prompt = fields.value("prompt")
     fields.end()
     prompt_ids = _encode(prompt, model)
-    request = GenerateRequest(f"cmpl-{uuid.uuid4().hex}", prompt_ids, fit(sampling, prompt_ids, model, "prompt"))
-    return Job(request, sampling.stops, stream, CompletionShape(request.request_id, model_id, int(time.time()), include_usage))
+    ticket = ticket or new_ticket("cmpl", sampling.seed)
+    request = GenerateRequest(ticket.request_id, prompt_ids, fit(sampling, prompt_ids, model, "prompt"))
+    return Job(ticket, request, sampling.stops, stream, CompletionShape(ticket.request_id, model_id, int(ticket.created_s), include_usage))
 
 
 def _encode(prompt: object, model: LoadedModel) -> tuple[int, ...]:

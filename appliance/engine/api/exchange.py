@@ -11,24 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from appliance.engine.api.errors import ApiError, no_engine
+from appliance.engine.api.continuation import HEADER, MOST_KNOWN_BYTES, Ticket, split_known
+from appliance.engine.api.errors import ApiError
 from appliance.engine.api.fields import Fields, parse_object
-from appliance.engine.api.generation import Ending, Generation, GenerationFailed, Piece, submitted
+from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.metrics import Outcome
 from appliance.engine.api.service import LoadedModel, Service
 from appliance.engine.messages import GenerateRequest
-
-log = logging.getLogger("appliance.engine.http")
 
 Json = dict[str, Any]
 
@@ -61,6 +58,7 @@ class Shape(Protocol):
 class Job:
     """A checked request: what to generate and how to tell it."""
 
+    ticket: Ticket
     request: GenerateRequest
     stops: tuple[str, ...]
     stream: bool
@@ -69,10 +67,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Whom an answer goes to; `gateway_id` is the id under which the gateway knows the request, empty without one."""
+    """Whom an answer goes to.
+
+    Attributes:
+        gateway_id: under which the gateway knows the request; empty without one.
+        known: what a gateway knows of the answer already; None where none has asked for notes. See continuation.py.
+    """
 
     send: Send
     gateway_id: str
+    known: bytes | None = None
 
 
 class JsonEndpoint:
@@ -88,8 +92,11 @@ class JsonEndpoint:
         try:
             # Admission first: a client may be about to send 30 MB to an engine that has no model yet.
             with self._service.admitted() as model:
-                fields = Fields(parse_object(await read_body(scope, receive, self._service.max_body_bytes)))
-                outcome = await while_connected(receive, self.respond(model, fields, Client(send, _gateway_id(scope))))
+                header = _header(scope, HEADER)
+                body = await read_body(scope, receive, self._service.max_body_bytes + _known_bytes(header))
+                known, body = split_known(header, body)
+                fields = Fields(parse_object(body))
+                outcome = await while_connected(receive, self.respond(model, fields, Client(send, _gateway_id(scope), known)))
         except ApiError as error:
             outcome = Outcome.REFUSED
             await send_whole(error.response(), send)
@@ -113,73 +120,8 @@ class LookUp(JsonEndpoint):
     async def respond(self, model: LoadedModel, fields: Fields, client: Client) -> Outcome:
         """`compute` in a worker thread, its result as JSON."""
         answer = await asyncio.to_thread(self._compute, fields, model)
-        await send_whole(_json_response(answer), client.send)
+        await send_whole(json_response(answer), client.send)
         return Outcome.FINISHED
-
-
-class Generate(JsonEndpoint):
-    """An endpoint that generates; `read` turns the body into a job, in a worker thread (rendering and encoding take time)."""
-
-    def __init__(self, service: Service, path: str, read: Callable[[Fields, LoadedModel], Job]) -> None:
-        super().__init__(service, path)
-        self._read = read
-
-    async def respond(self, model: LoadedModel, fields: Fields, client: Client) -> Outcome:
-        """The answer, whole or streamed. Nothing is sent before the engine's first output, so that its refusals are honest."""
-        job = await asyncio.to_thread(self._read, fields, model)
-        with submitted(model, job.request, job.stops) as generation:
-            try:
-                return await (self._stream if job.stream else self._whole)(job.shape, generation, client.send)
-            finally:
-                self._note(job, generation, client)
-
-    async def _whole(self, shape: Shape, generation: Generation, send: Send) -> Outcome:
-        try:
-            pieces = [piece async for piece in generation.pieces()]
-        except GenerationFailed as failure:
-            await send_whole(_failed(failure).response(), send)
-            return Outcome.FAILED
-        whole = Piece("".join(piece.text for piece in pieces), tuple(token for piece in pieces for token in piece.token_ids))
-        await send_whole(_json_response(shape.whole(whole, generation.ending())), send)
-        return Outcome.FINISHED
-
-    async def _stream(self, shape: Shape, generation: Generation, send: Send) -> Outcome:
-        outcome, started = Outcome.FINISHED, False
-        try:
-            async for event in _events(shape, generation):
-                if not started:
-                    started = True
-                    await send(_STREAM_START)
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        except GenerationFailed as failure:
-            outcome = Outcome.FAILED
-            if not started:
-                await send_whole(_failed(failure).response(), send)
-                return outcome
-            # The status is long gone; an error event without a [DONE] is how OpenAI's clients learn of it.
-            await send({"type": "http.response.body", "body": _event(_failed(failure).envelope()), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return outcome
-
-    def _note(self, job: Job, generation: Generation, client: Client) -> None:
-        """Count and log one request: lengths and times, never text."""
-        whole_s = time.monotonic() - generation.started_s
-        first_s = generation.first_token_s
-        if first_s is not None:
-            self._service.metrics.first_token_s.observe(first_s)
-        if generation.succeeded:
-            self._service.metrics.whole_s.observe(whole_s)
-        log.info(
-            "Request %s ended. path=%s gateway_id=%s finish=%s prompt_tokens=%d completion_tokens=%d first_token_s=%s total_s=%.3f",
-            job.request.request_id,
-            self._path,
-            client.gateway_id or "-",
-            generation.finish.value if generation.finish else "disconnected",
-            len(job.request.prompt_ids),
-            generation.completion_tokens,
-            "-" if first_s is None else f"{first_s:.3f}",
-            whole_s,
-        )
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
@@ -234,40 +176,18 @@ async def send_whole(response: Response, send: Send) -> None:
     await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
-async def _events(shape: Shape, generation: Generation) -> AsyncIterator[bytes]:
-    begun = False
-    async for piece in generation.pieces():
-        for event in [] if begun else shape.begin():
-            yield _event(event)
-        begun = True
-        for event in shape.piece(piece):
-            yield _event(event)
-    for event in shape.end(generation.ending()):
-        yield _event(event)
-    yield b"data: [DONE]\n\n"
-
-
-_STREAM_START: Message = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")],
-}
-
-
-def _event(value: Json) -> bytes:
+def event(value: Json) -> bytes:
+    """A server-sent event."""
     return f"data: {_dump(value)}\n\n".encode()
 
 
-def _json_response(value: Json) -> Response:
+def json_response(value: Json) -> Response:
+    """A whole answer."""
     return Response(_dump(value).encode(), media_type="application/json")
 
 
 def _dump(value: Json) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_LINE_BREAKS)
-
-
-def _failed(failure: GenerationFailed) -> ApiError:
-    return no_engine(str(failure), "generation_failed")
 
 
 def _too_large(size: int, limit: int) -> ApiError:
@@ -276,6 +196,11 @@ def _too_large(size: int, limit: int) -> ApiError:
 
 def _header(scope: Scope, name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def _known_bytes(header: str) -> int:
+    """Room for what the gateway knows, on top of what a client may send."""
+    return min(int(header[:9]), MOST_KNOWN_BYTES) if header.isdigit() else 0
 
 
 def _gateway_id(scope: Scope) -> str:

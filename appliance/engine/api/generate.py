@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-import uuid
 
+from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json
 from appliance.engine.api.fields import Fields
@@ -14,8 +14,8 @@ from appliance.engine.api.service import LoadedModel
 from appliance.engine.messages import FinishReason, GenerateRequest
 
 
-def read_generate(fields: Fields, model: LoadedModel) -> Job:
-    """The body of a /generate request, checked.
+def read_generate(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
+    """The body of a /generate request, checked; with the ticket of an answer that has begun already.
 
     Raises:
         ApiError: what is wrong with it.
@@ -35,16 +35,17 @@ def read_generate(fields: Fields, model: LoadedModel) -> Job:
         input_ids = encode_prompt(text or "", model, "text", add_special_tokens=True)
     param = "input_ids" if text is None else "text"
     # The engine's ids must be unique, a client's need not be.
-    request = GenerateRequest(f"gen-{uuid.uuid4().hex}", input_ids, fit(sampling, input_ids, model, param))
-    return Job(request, sampling.stops, stream, GenerateShape(rid or request.request_id))
+    ticket = ticket or new_ticket("gen", sampling.seed)
+    request = GenerateRequest(ticket.request_id, input_ids, fit(sampling, input_ids, model, param))
+    return Job(ticket, request, sampling.stops, stream, GenerateShape(rid or ticket.request_id, ticket.created_s))
 
 
 class GenerateShape:
     """SGLang's answer; the events of a stream carry all of the text and tokens so far, as SGLang's do."""
 
-    def __init__(self, rid: str) -> None:
+    def __init__(self, rid: str, started_s: float) -> None:
         self._rid = rid
-        self._started_s = time.monotonic()
+        self._started_s = started_s
         self._text = ""
         self._token_ids: list[int] = []
         self._prompt_tokens = 0
@@ -84,6 +85,6 @@ class GenerateShape:
             "prompt_tokens": ending.prompt_tokens,
             "completion_tokens": ending.completion_tokens,
             "cached_tokens": ending.cached_tokens,
-            "e2e_latency": round(time.monotonic() - self._started_s, 6),
+            "e2e_latency": round(max(0.0, time.time() - self._started_s), 6),  # the wall clock: it may have begun in an earlier life
         }
         return {"text": self._text, "output_ids": self._token_ids, "meta_info": meta}

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
+from appliance.engine.api.continuation import BEGINNING, Continuation
 from appliance.engine.api.errors import ApiError
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.detokenize import StopStrings
@@ -38,9 +39,13 @@ class Ending:
 
 
 class Generation:
-    """Pieces of one answer. Made by `submitted`."""
+    """Pieces of one answer. Made by `submitted`.
 
-    def __init__(self, model: LoadedModel, request: GenerateRequest, stops: Iterable[str]) -> None:
+    Attributes:
+        told: the beginning of the answer, which its client has from an earlier engine life.
+    """
+
+    def __init__(self, model: LoadedModel, request: GenerateRequest, stops: Iterable[str], continuation: Continuation) -> None:
         self._engine = model.engine
         self._request = request
         self._detokenizer = model.text.detokenizer(request.prompt_ids)
@@ -49,8 +54,9 @@ class Generation:
         # Holds at most max_new_tokens small integers, however slowly the client reads.
         self._outputs: asyncio.Queue[TokenOutput] = asyncio.Queue()
         self._finish: FinishReason | None = None
-        self._cached_tokens = 0
+        self.cached_tokens = continuation.ticket.cached_tokens if continuation.ticket is not None else 0
         self.completion_tokens = 0
+        self.told = self._begin(continuation)
         self.started_s = time.monotonic()
         self.first_token_s: float | None = None
         """From submission to the first output; None until then."""
@@ -65,12 +71,28 @@ class Generation:
         """It ended as an answer should."""
         return self._finish in (FinishReason.STOP, FinishReason.LENGTH)
 
+    def _begin(self, continuation: Continuation) -> Piece:
+        """Take in the tokens of an earlier life, by the way that all tokens go, so that text and counts come out as they did then."""
+        request = self._request
+        known = [TokenOutput(request.request_id, request.answer_ids)] if request.answer_ids else []
+        said, due = (known, []) if continuation.sent else ([], known)
+        if continuation.finish is not None:
+            (said if continuation.sent else due).append(TokenOutput(request.request_id, finish=continuation.finish))
+        elif request.answer_ids and len(request.answer_ids) >= request.sampling.max_new_tokens:
+            due.append(TokenOutput(request.request_id, finish=FinishReason.LENGTH))  # the context has shrunk, down to just this
+        for output in due:
+            self._outputs.put_nowait(output)
+        self._complete = any(output.finish is not None for output in (*said, *due))
+        return self._take(said)
+
     def submit(self) -> None:
-        """Give the sequence to the engine.
+        """Give the sequence to the engine, unless there is nothing left to compute.
 
         Raises:
             ApiError: 422: it can never run.
         """
+        if self._complete or self._finish is not None:
+            return
         try:
             self._engine.submit(self._request, self._receive)
         except RequestRefused as refusal:
@@ -91,12 +113,14 @@ class Generation:
             outputs = [await self._outputs.get()]
             while not self._outputs.empty():
                 outputs.append(self._outputs.get_nowait())
+            if self.first_token_s is None:
+                self.first_token_s = time.monotonic() - self.started_s
             yield self._take(outputs)
 
     def ending(self) -> Ending:
         """Once the pieces have ended."""
         assert self._finish is not None, "asked for the ending of an answer that goes on"
-        return Ending(self._finish, len(self._request.prompt_ids), self.completion_tokens, self._cached_tokens, self._stops.matched)
+        return Ending(self._finish, len(self._request.prompt_ids), self.completion_tokens, self.cached_tokens, self._stops.matched)
 
     def _receive(self, output: TokenOutput) -> None:
         # Called by the engine's thread. The loop is closed only while the process exits: nobody is left to tell.
@@ -104,12 +128,10 @@ class Generation:
             self._loop.call_soon_threadsafe(self._outputs.put_nowait, output)
 
     def _take(self, outputs: list[TokenOutput]) -> Piece:
-        if self.first_token_s is None:
-            self.first_token_s = time.monotonic() - self.started_s
         text: list[str] = []
         token_ids: list[int] = []
         for output in outputs:
-            self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
+            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
             for token_id in output.token_ids:
                 token_ids.append(token_id)
                 self.completion_tokens += 1
@@ -136,9 +158,11 @@ class Generation:
 
 
 @contextlib.contextmanager
-def submitted(model: LoadedModel, request: GenerateRequest, stops: Iterable[str]) -> Iterator[Generation]:
+def submitted(
+    model: LoadedModel, request: GenerateRequest, stops: Iterable[str], continuation: Continuation = BEGINNING
+) -> Iterator[Generation]:
     """A generation that is aborted when it is left before its end, by an error or because the client went away."""
-    generation = Generation(model, request, stops)
+    generation = Generation(model, request, stops, continuation)
     generation.submit()
     try:
         yield generation

@@ -191,7 +191,8 @@ async def test_sampling_parameters_reach_the_engine(folder: Path) -> None:
         assert sampling.stop_token_ids == one.text.end_token_ids | {11}
         await one.post("/generate", {"text": "x", "sampling_params": {"top_k": -1, "ignore_eos": True, "max_new_tokens": 1}})
         sampling = one.engine.submitted[1].sampling
-        assert (sampling.top_k, sampling.seed, sampling.stop_token_ids) == (0, None, frozenset())
+        assert (sampling.top_k, sampling.stop_token_ids) == (0, frozenset())
+        assert sampling.seed is not None  # drawn here, so that the gateway can be told
 
 
 async def test_concurrent_requests_do_not_mix(folder: Path) -> None:
@@ -214,7 +215,7 @@ async def test_engine_failure_before_and_after_the_first_byte(folder: Path) -> N
             assert (answer.status, answer.error["code"]) == (503, "generation_failed")
             assert "1 GiB" in answer.error["message"]
             assert answer.headers["retry-after"] == "1"
-        one.engine.fail_after = 3
+        one.engine.fail_after, one.engine.step_s = 3, 0.02  # so that a token is out before the failure
         answer = await one.post("/v1/completions", {"prompt": "x", "stream": True})
         assert answer.status == 200
         assert answer.events[-1]["error"]["code"] == "generation_failed"
@@ -237,6 +238,7 @@ async def test_health_models_and_metrics(folder: Path) -> None:
             "kv_tokens": 1024,
             "max_prompt_tokens": 0,
             "max_new_tokens": 0,
+            "continues_by": "replay",
         }
         assert health == {"status": "ok", "progress": 4, "running": 0, "waiting": 0, "limits": limits}
         page = (await one.get("/metrics")).body.decode()
