@@ -63,18 +63,28 @@ class CacheShape:
         return (blocks.unsqueeze(1) * self.kv_heads + torch.arange(self.kv_heads).view(1, -1, 1)).reshape(-1)
 
 
-def gather(cache: Tensor, rows: Tensor, matrices: int) -> Tensor:
-    """Keys or values of one layer, laid side by side.
+class Gathered:
+    """Where one layer's keys and values are laid side by side; the memory serves every layer of a step.
 
-    Args:
-        cache: [blocks, H, block_tokens, D], contiguous.
-        rows: from CacheShape.rows.
-        matrices: n · H.
-
-    Returns:
-        [n · H, L, D], new.
+    Attributes:
+        matrices: n · H, of n sequences.
     """
-    return cache.view(-1, cache[0, 0].numel()).index_select(0, rows).view(matrices, -1, cache.shape[-1])
+
+    def __init__(self, shape: CacheShape, blocks: Tensor, dim: int) -> None:
+        """For [n, width] blocks of a cache with heads of `dim`."""
+        self.matrices = blocks.shape[0] * shape.kv_heads
+        self._rows = shape.rows(blocks)
+        self._dim = dim
+        self._k = torch.empty(self._rows.shape[0], shape.block_tokens * dim)
+        self._v = torch.empty_like(self._k)
+
+    def take(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """[n · H, L, D] each, of caches [blocks, H, block_tokens, D]; valid until the next call."""
+        both = []
+        for cache, memory in ((k_cache, self._k), (v_cache, self._v)):
+            torch.index_select(cache.view(-1, memory.shape[1]), 0, self._rows, out=memory)
+            both.append(memory.view(self.matrices, -1, self._dim))
+        return both[0], both[1]
 
 
 def tile_tokens(block_tokens: int) -> int:

@@ -29,6 +29,7 @@ class ModelRunner:
         self._cache = cache
         self._geometry = geometry
         self._shape = CacheShape(geometry.block_tokens, config.kv_heads, config.group, geometry.null_block)
+        self._head_dim = config.head_dim
         self._window_of_layer = [layer.window_tokens for layer in config.layers]
         self._windows = sorted(set(self._window_of_layer))
 
@@ -59,11 +60,12 @@ class ModelRunner:
             positions += range(chunk.start, chunk.start + chunk.count)
         attends = [self._chunk_attention(chunk, begin) for chunk, begin in zip(chunks, begins, strict=True)]
 
+        mixed = self._mixed_rows(len(token_ids))
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = q.new_zeros(q.shape[0], q.shape[1] * q.shape[2])
             for one in attends:
-                one(layer, q, k, v, out)
-            return out
+                one(layer, q, k, v, mixed)
+            return mixed
 
         hidden = self._decoder.forward(*self._padded(token_ids, positions), attend)
         last = [begin + chunk.count - 1 for chunk, begin in zip(chunks, begins, strict=True) if chunk.chooses]
@@ -82,15 +84,15 @@ class ModelRunner:
         tables = [sequence.table(self._geometry.block_tokens) for sequence in chosen]
         slots = torch.tensor([self._slot(table, position) for table, position in zip(tables, positions, strict=True)])
         write = plan_write(slots, self._geometry.block_tokens, *self._geometry.bounds(Region.DECODE))
-        plans = {window: plan_decode(self._shape, tables, positions, window) for window in self._windows}
+        plans = {window: plan_decode(self._shape, self._head_dim, tables, positions, window) for window in self._windows}
         count, scale = len(chosen), self._decoder.config.attention_scale
+        mixed = self._mixed_rows(count)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self._cache.keys(layer), self._cache.values(layer)
             kv_write(k[:count], v[:count], keys, values, write)
-            out = q.new_zeros(q.shape[0], q.shape[1] * q.shape[2])
-            paged_decode(q[:count], keys, values, plans[self._window_of_layer[layer]], scale, out[:count])
-            return out
+            paged_decode(q[:count], keys, values, plans[self._window_of_layer[layer]], scale, mixed[:count])
+            return mixed
 
         hidden = self._decoder.forward(*self._padded([sequence.token_ids[-1] for sequence in chosen], positions), attend)
         back = torch.tensor(order).argsort()
@@ -104,7 +106,7 @@ class ModelRunner:
         slots = torch.tensor([self._slot(table, position) for position in range(chunk.start, chunk.start + chunk.count)])
         region = Region.DECODE if chunk.sequence.decode_blocks else Region.PREFILL
         write = plan_write(slots, self._geometry.block_tokens, *self._geometry.bounds(region))
-        plans = {window: plan_prefill(self._shape, table, chunk.start, chunk.count, window) for window in self._windows}
+        plans = {window: plan_prefill(self._shape, self._head_dim, table, chunk.start, chunk.count, window) for window in self._windows}
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
             keys, values = self._cache.keys(layer), self._cache.values(layer)
@@ -117,6 +119,11 @@ class ModelRunner:
     def _slot(self, table: Several[int], position: int) -> int:
         block, offset = divmod(position, self._geometry.block_tokens)
         return table[block] * self._geometry.block_tokens + offset
+
+    def _mixed_rows(self, rows: int) -> Tensor:
+        """Memory for attention's result, used by one layer after the other; the padding stays zero."""
+        config = self._decoder.config
+        return torch.zeros(padded_rows(rows), config.heads * config.head_dim)
 
     def _padded(self, token_ids: list[int], positions: list[int]) -> tuple[Tensor, Tensor]:
         """With rows of token 0 that nobody reads, up to what `linear` wants."""

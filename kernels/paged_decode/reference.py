@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from appliance_kernels.tiles import CacheShape, attend_tiles, gather, padded_queries, window_mask
+from appliance_kernels.tiles import CacheShape, Gathered, attend_tiles, padded_queries, window_mask
 
 _RAGGED = 2
 """Sequences whose lengths differ by more than this factor are computed apart, so that a short one does not pay for a long one."""
@@ -23,8 +23,9 @@ class _Group:
 
     begin: int
     end: int
-    rows: Tensor
-    """From CacheShape.rows."""
+    keys: Gathered
+    queries: Tensor
+    """[n · H, M, D]: memory; the rows past the group stay zero."""
     mask: Tensor
     """[n · H, M, L]."""
 
@@ -37,10 +38,11 @@ class DecodePlan:
     tile: int
 
 
-def plan_decode(shape: CacheShape, tables: Sequence[Sequence[int]], positions: Sequence[int], window_tokens: int) -> DecodePlan:
+def plan_decode(shape: CacheShape, dim: int, tables: Sequence[Sequence[int]], positions: Sequence[int], window_tokens: int) -> DecodePlan:
     """Plan the attention of one new token a sequence.
 
     Args:
+        dim: of a head.
         tables: a sequence's blocks in order of position; at least up to its new token.
         positions: of the new tokens. Ordered batches make few groups.
         window_tokens: 0: everything before.
@@ -56,7 +58,8 @@ def plan_decode(shape: CacheShape, tables: Sequence[Sequence[int]], positions: S
         mask = window_mask(torch.tensor(positions[begin:end]).view(-1, 1, 1), keys, window_tokens)
         rows = padded_queries(shape.group)
         by_head = mask.unsqueeze(1).expand(-1, shape.kv_heads, rows, -1).reshape(-1, rows, length)
-        groups.append(_Group(begin, end, shape.rows(blocks), by_head))
+        queries = torch.zeros(by_head.shape[0], rows, dim)
+        groups.append(_Group(begin, end, Gathered(shape, blocks, dim), queries, by_head))
     return DecodePlan(tuple(groups), shape.tile)
 
 
@@ -81,9 +84,6 @@ def paged_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: DecodePlan, 
     dim = q.shape[-1]
     group = q.shape[1] // k_cache.shape[1]
     for part in plan.groups:
-        matrices, rows = part.mask.shape[:2]
-        queries = q.new_zeros(matrices, rows, dim)
-        queries[:, :group] = q[part.begin : part.end].reshape(matrices, group, dim)
-        k, v = gather(k_cache, part.rows, matrices), gather(v_cache, part.rows, matrices)
-        mixed = attend_tiles(queries, k, v, part.mask, scale, plan.tile)
-        out[part.begin : part.end].view(matrices, group, dim).copy_(mixed[:, :group])
+        part.queries[:, :group] = q[part.begin : part.end].reshape(-1, group, dim)
+        mixed = attend_tiles(part.queries, *part.keys.take(k_cache, v_cache), part.mask, scale, plan.tile)
+        out[part.begin : part.end].view(-1, group, dim).copy_(mixed[:, :group])

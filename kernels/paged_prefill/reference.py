@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from appliance_kernels.tiles import CacheShape, attend_tiles, gather, padded_queries, window_mask
+from appliance_kernels.tiles import CacheShape, Gathered, attend_tiles, padded_queries, window_mask
 
 _QUERY_TOKENS = 64
 """Tokens whose scores are computed together: bounds the score matrix, and lets early tokens skip late keys."""
@@ -33,16 +33,16 @@ class _QueryTile:
 class PrefillPlan:
     """One chunk's attention for layers of one window."""
 
-    rows: Tensor
-    """From CacheShape.rows."""
+    keys: Gathered
     query_tiles: tuple[_QueryTile, ...]
     tile: int
 
 
-def plan_prefill(shape: CacheShape, table: Sequence[int], start: int, count: int, window_tokens: int) -> PrefillPlan:
+def plan_prefill(shape: CacheShape, dim: int, table: Sequence[int], start: int, count: int, window_tokens: int) -> PrefillPlan:
     """Plan the attention of the tokens at positions `start` to `start + count`.
 
     Args:
+        dim: of a head.
         table: the sequence's blocks in order of position; at least up to the last token.
         window_tokens: 0: everything before.
     """
@@ -58,7 +58,7 @@ def plan_prefill(shape: CacheShape, table: Sequence[int], start: int, count: int
         positions = rows.div_(shape.group, rounding_mode="floor").add_(start + begin).clamp_(max=last)
         mask = window_mask(positions.unsqueeze(1), torch.arange(first, stop), window_tokens)
         query_tiles.append(_QueryTile(begin, end, first - base, stop - base, mask.unsqueeze(0)))
-    return PrefillPlan(shape.rows(blocks), tuple(query_tiles), shape.tile)
+    return PrefillPlan(Gathered(shape, blocks, dim), tuple(query_tiles), shape.tile)
 
 
 def paged_prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: PrefillPlan, scale: float, out: Tensor) -> None:
@@ -71,7 +71,7 @@ def paged_prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: PrefillPlan
     """
     kv_heads, dim = k_cache.shape[1], q.shape[-1]
     group = q.shape[1] // kv_heads
-    k, v = gather(k_cache, plan.rows, kv_heads), gather(v_cache, plan.rows, kv_heads)
+    k, v = plan.keys.take(k_cache, v_cache)
     q_by_head = q.reshape(-1, kv_heads, group, dim).transpose(0, 1)
     out_by_head = out.view(-1, kv_heads, group, dim).transpose(0, 1)
     for part in plan.query_tiles:

@@ -68,7 +68,7 @@ def test_decode_is_attention(block_tokens: int, kv_heads: int, group: int, dim: 
     lengths = [1, 6, 64] if block_tokens == 1 else [1, 2, 15, 16, 17, 127, 128, 300]
     case = Case(lengths, block_tokens, kv_heads, group, dim)
     positions = [length - 1 for length in lengths]
-    plan = plan_decode(case.shape, case.tables, positions, window)
+    plan = plan_decode(case.shape, dim, case.tables, positions, window)
     q = torch.stack([q[-1] for q in case.q])
     out = torch.full((len(lengths), kv_heads * group * dim), float("nan"))
     paged_decode(q, case.k_cache, case.v_cache, plan, case.scale, out)
@@ -82,7 +82,7 @@ def test_decode_is_attention(block_tokens: int, kv_heads: int, group: int, dim: 
 def test_prefill_is_attention(block_tokens: int, kv_heads: int, group: int, dim: int, window: int, start: int, count: int) -> None:
     """Chunks at the beginning and in the middle of a prompt, of odd sizes."""
     case = Case([start + count], block_tokens, kv_heads, group, dim)
-    plan = plan_prefill(case.shape, case.tables[0], start, count, window)
+    plan = plan_prefill(case.shape, dim, case.tables[0], start, count, window)
     out = torch.full((count, kv_heads * group * dim), float("nan"))
     paged_prefill(case.q[0][start:], case.k_cache, case.v_cache, plan, case.scale, out)
     for row in range(count):
@@ -96,11 +96,11 @@ def test_decode_and_prefill_agree_to_the_last_bit(window: int) -> None:
     last = 430
     q = torch.stack([q[-1] for q in case.q])
     out = torch.zeros(3, 9 * 64)
-    plan = plan_decode(case.shape, case.tables, [last, 149, 19], window)
+    plan = plan_decode(case.shape, 64, case.tables, [last, 149, 19], window)
     paged_decode(q, case.k_cache, case.v_cache, plan, case.scale, out)
     for count in (1, 2, 63, 64, 65, 200, 431):
         chunk = torch.zeros(count, 9 * 64)
-        plan_chunk = plan_prefill(case.shape, case.tables[0], last + 1 - count, count, window)
+        plan_chunk = plan_prefill(case.shape, 64, case.tables[0], last + 1 - count, count, window)
         paged_prefill(case.q[0][last + 1 - count :], case.k_cache, case.v_cache, plan_chunk, case.scale, chunk)
         assert torch.equal(chunk[-1], out[0]), f"chunk of {count}"
 
