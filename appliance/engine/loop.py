@@ -165,6 +165,9 @@ class EngineLoop:
             if isinstance(note, _Abort):
                 if note.request_id in self._living:
                     self._finish(self._living[note.request_id], FinishReason.ABORT)
+            elif note.request.request_id in self._living:
+                error = f"request id {note.request.request_id} is in use by a request that is not finished"
+                note.on_output(TokenOutput(note.request.request_id, finish=FinishReason.ERROR, error=error))
             else:
                 self._living[note.request.request_id] = note
                 self._scheduler.add(note)
@@ -178,6 +181,7 @@ class EngineLoop:
         """At most one chunk of prefill, then one token of everybody who decodes."""
         started_s = time.monotonic()
         chunks = self._scheduler.plan_prefill()
+        self._stats = self._snapshot()  # a step that never ends is a hang only if it is seen that somebody is being served
         if chunks:
             self._prefill(chunks)
             self._progress += 1

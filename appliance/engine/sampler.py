@@ -12,6 +12,8 @@ from appliance.engine.sequence import Sequence
 from appliance_kernels.sample.reference import greedy, sample
 
 _WORD = 2**64
+_COLDEST = 1e-5
+"""Below this temperature nothing but the best token has a share that a float can hold."""
 
 
 class NotFinite(Exception):
@@ -44,7 +46,7 @@ def choose(logits: Tensor, sequences: Several[Sequence]) -> list[int]:
     tokens: list[int] = best.tolist()
     for row, sequence in enumerate(sequences):
         sampling = sequence.request.sampling
-        if sampling.temperature > 0.0:
+        if sampling.temperature >= _COLDEST:
             u = uniform(sequence.seed, len(sequence.token_ids))
             tokens[row] = sample(logits[row], sampling.temperature, sampling.top_k, sampling.top_p, u)
     return tokens

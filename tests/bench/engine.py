@@ -14,14 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-
 from appliance.engine.build import load_parts
 from appliance.engine.messages import GenerateRequest, SamplingParams, TokenOutput
 from appliance.engine.settings import EngineSettings
 
+ROOT = Path(__file__).parents[2]
 PROMPT_TOKENS = 128
 NEW_TOKENS = 128
 RUNS = 3
@@ -31,7 +28,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tests.bench.engine import serve, engine
 from appliance.engine.settings import EngineSettings
-first = serve(engine(EngineSettings(Path(sys.argv[2]), threads=int(sys.argv[3]))), batch=1, new_tokens=1)
+serve(engine(EngineSettings(Path(sys.argv[2]), threads=int(sys.argv[3]))), batch=1, new_tokens=1)
 """
 
 

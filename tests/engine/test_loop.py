@@ -20,6 +20,7 @@ from appliance.core.errors import BudgetError
 from appliance.engine.build import build_engine, load_parts
 from appliance.engine.loop import EngineLoop
 from appliance.engine.messages import FinishReason, GenerateRequest, RequestRefused, SamplingParams, TokenOutput
+from appliance.engine.scheduler import Chunk
 from appliance.engine.settings import EngineSettings
 from tests.engine.driver import GREEDY, Driver
 from tests.engine.test_tiny_models import SIZES, prompt, save_checkpoint
@@ -194,6 +195,45 @@ def test_an_abort_frees_everything_and_is_confirmed_once(engine: EngineLoop) -> 
     assert collect(outputs)[1].request_id == "next"
     assert outputs.empty()
     engine.stop()
+
+
+def test_a_second_request_with_a_living_id_is_turned_away(engine: EngineLoop) -> None:
+    """The first one is not disturbed; the id is free again when it has finished."""
+    first: queue.Queue[TokenOutput] = queue.Queue()
+    second: queue.Queue[TokenOutput] = queue.Queue()
+    engine.submit(GenerateRequest("same", tuple(prompt(9)), replace(GREEDY, max_new_tokens=50)), first.put)
+    engine.submit(GenerateRequest("same", tuple(prompt(9)), GREEDY), second.put)
+    _, turned_away = collect(second)
+    assert turned_away.finish is FinishReason.ERROR
+    assert "request id same is in use" in (turned_away.error or "")
+    assert len(collect(first)[0]) == 50
+    engine.submit(GenerateRequest("same", tuple(prompt(9)), GREEDY), second.put)
+    assert len(collect(second)[0]) == 16
+    engine.stop()
+
+
+def test_who_is_served_is_seen_during_the_step(tiny: Path) -> None:
+    """A step that hangs must look like one: running above zero while progress stands still."""
+    driver = Driver(tiny)
+    seen = []
+    prefill = driver.runner.prefill
+
+    def watched(chunks: list[Chunk]) -> torch.Tensor | None:
+        seen.append(driver.loop.stats())
+        return prefill(chunks)
+
+    driver.runner.prefill = watched  # type: ignore[method-assign, assignment]
+    driver.run({"a": prompt(9), "b": prompt(9)})
+    assert (seen[0].running, seen[0].waiting, seen[0].progress) == (2, 0, 0)
+
+
+def test_next_to_no_temperature_is_greedy(tiny: Path) -> None:
+    """Dividing by it would leave nothing but infinities."""
+    greedy = Driver(tiny).run({"a": prompt(9)})["a"].token_ids
+    for temperature in (1e-6, 1e-300):
+        cold = SamplingParams(max_new_tokens=16, temperature=temperature, seed=1)
+        assert Driver(tiny).run({"a": prompt(9)}, cold)["a"].token_ids == greedy
+    assert Driver(tiny).run({"a": prompt(9)}, replace(cold, temperature=1e-4))["a"].finish is FinishReason.LENGTH
 
 
 def test_stop_aborts_what_runs_and_refuses_what_comes(engine: EngineLoop) -> None:
