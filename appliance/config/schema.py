@@ -143,6 +143,22 @@ class AdmissionTable:
     )
     queue_size: int = key(256, "Requests that may wait for a slot; one more gets 429.", minimum=0, maximum=100_000)
     queue_timeout_s: float = key(120.0, "How long a request may wait for a slot before it gets 429.", unit="s", minimum=0, maximum=86400)
+    request_timeout_s: float = key(
+        0.0,
+        "How long clients wait for a slot that do not say so themselves with X-Request-Timeout; one that would wait longer is refused "
+        "at once. 0: they wait as long as they may.",
+        unit="s",
+        minimum=0,
+        maximum=86400,
+    )
+    kv_fill: float = key(
+        1.0,
+        "Share of the engine's KV pool that prompts and answers (max_tokens) of the requests given to it may need together; above it "
+        "they wait. More than 1 trusts that answers end early; 0: not looked at.",
+        minimum=0,
+        maximum=16,
+    )
+    assumed_answer_tokens: int = key(512, "Length of an answer whose request names no max_tokens.", minimum=1, maximum=10_000_000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,22 @@
-"""A lane: who may go to the engine now, who waits, and who is refused. First come, first served.
+"""A lane: who may go to the engine now, who waits, and who is refused. schedule.py decides the order.
 
 A lane is open while the engine answers. While it is closed nobody goes in and nobody's queue time passes: waiting for a
 restart is not the client's fault, and is bounded by `max_wait_s` instead. A request that lost its engine gives its slot
 back and comes back in front of those who have not been in yet, in the order in which they all arrived.
+
+A full queue refuses those who fill it: a newcomer whose flow has fewer waiting takes the place of the flow with the most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import bisect
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.gateway.envelope import Refused
+from appliance.gateway.schedule import Schedule, Ticket
 
 _SMOOTHING = 0.2
 """Weight of the newest answer in the running mean of how long a slot is held."""
@@ -24,16 +27,16 @@ class Waiter:
     """One request in the queue.
 
     Attributes:
-        order: of arrival at the appliance.
         since_s: when it began to wait, on the loop's clock.
         since_open_s: the same on the clock that stands still while the lane is closed.
+        deadline: its client's patience, where it has said how long that is.
     """
 
-    order: int
-    request_id: str
+    ticket: Ticket
     since_s: float
     since_open_s: float
     granted: asyncio.Future[None]
+    deadline: asyncio.TimerHandle | None = None
 
 
 class Lane:
@@ -49,14 +52,21 @@ class Lane:
         capacity: int = 0,
     ) -> None:
         self.capacity = capacity
+        self.pool_tokens = 0
+        """What the engine's KV pool holds; 0: unknown, or not to be looked at."""
         self.in_use = 0
+        self.reserved_tokens = 0
         self.is_open = False
         self.queue_size = queue_size
         self._queue_timeout_s = queue_timeout_s
         self._max_wait_s = max_wait_s
         self._refused_while_closed = refused_while_closed
+        self._schedule = Schedule()
+        self._waiters: dict[Ticket, Waiter] = {}
+        """In the order in which they came: the first is the first whose time is up."""
         self._returning: list[Waiter] = []
-        self._arriving: deque[Waiter] = deque()
+        self._running: dict[Ticket, float] = {}
+        self._running_of: Counter[str] = Counter()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._closed_since_s = self._loop.time()
@@ -65,32 +75,38 @@ class Lane:
 
     # who goes in
 
-    async def acquire(self, order: int, request_id: str, *, returning: bool = False) -> None:
+    async def acquire(self, ticket: Ticket, *, returning: bool = False) -> None:
         """Take a slot, after waiting for one if need be. `returning`: was in before and lost its engine.
 
         Raises:
-            Refused: the queue is full, or the wait took too long.
+            Refused: the queue is full, the wait took too long, or would take longer than the client waits.
         """
-        if self._has_room() and not self._returning and (returning or not self._arriving):
-            self.in_use += 1
-            return
-        if not returning and len(self._arriving) >= self.queue_size:
-            raise self._refused_full()
-        await self._wait_turn(order, request_id, returning)
+        if not returning:
+            at_once = self._has_room() and not self.queue_length
+            self._schedule.add(ticket)
+            if at_once and self._take() is ticket:
+                self._let_in(ticket)
+                return
+        waiter = self._queue(ticket, returning)
+        self._grant()
+        if not returning and not waiter.granted.done():
+            self._check_queue(waiter)
+        await self._turn_of(waiter)
 
-    def release(self, held_s: float | None = None) -> None:
+    def release(self, ticket: Ticket, held_s: float | None = None) -> None:
         """Give the slot back; `held_s` of a complete answer teaches the estimate."""
-        self.in_use -= 1
+        self._let_out(ticket)
         if held_s is not None:
+            self._schedule.settle(ticket)
             mean = self._mean_held_s
             self._mean_held_s = held_s if mean is None else mean + _SMOOTHING * (held_s - mean)
         self._grant()
 
     # one writer: the gate's watcher
 
-    def open(self, capacity: int) -> None:
-        """The engine answers, and takes so many at once."""
-        self.capacity = capacity
+    def open(self, capacity: int, pool_tokens: int = 0) -> None:
+        """The engine answers, and takes so many requests and so many tokens at once."""
+        self.capacity, self.pool_tokens = capacity, pool_tokens
         if not self.is_open:
             self.is_open = True
             self._closed_total_s += self._loop.time() - self._closed_since_s
@@ -106,70 +122,158 @@ class Lane:
 
     def refuse_all(self, refused: Callable[[], Refused]) -> None:
         """Everybody who waits gets one of these."""
-        for waiter in self.waiting():
-            waiter.granted.set_exception(refused())
-        self._returning.clear()
-        self._arriving.clear()
+        for waiter in [*self._returning, *self._waiters.values()]:
+            self._drop(waiter, refused())
 
     # what is known
 
-    def waiting(self) -> Iterator[Waiter]:
-        """Those who wait, in the order in which they will go in."""
-        return (waiter for queue in (tuple(self._returning), tuple(self._arriving)) for waiter in queue if not waiter.granted.done())
+    def waiting(self) -> list[Waiter]:
+        """Those who wait, in the order in which they will go in if nobody else comes."""
+        return [*self._returning, *(self._waiters[ticket] for ticket in self._schedule.preview())]
 
     @property
     def queue_length(self) -> int:
         """How many wait."""
-        return len(self._returning) + len(self._arriving)
+        return len(self._returning) + len(self._waiters)
 
     def estimated_wait_s(self, position: int) -> float | None:
-        """How long the one at this position (0 is next) will wait; None while no answer has been timed or nothing is open."""
-        if self._mean_held_s is None or not self.is_open or self.capacity <= 0:
+        """How long the one at this position (0 is next) will wait; None while nothing is known or nothing is open.
+
+        Before the first answer is complete, the oldest one under way stands for it: that is too little, but not nothing.
+        """
+        if not self.is_open or self.capacity <= 0:
             return None
-        return (position + 1) * self._mean_held_s / self.capacity
+        held_s = self._mean_held_s
+        if held_s is None and self._running:
+            held_s = self._loop.time() - next(iter(self._running.values()))
+        return None if held_s is None else (position + 1) * held_s / self.capacity
 
     # inside
 
     def _has_room(self) -> bool:
         return self.is_open and self.in_use < self.capacity
 
+    def _fits(self, ticket: Ticket) -> bool:
+        """One alone always does: whether it is too long for the engine is the engine's to say."""
+        return not self.pool_tokens or not self.in_use or self.reserved_tokens + ticket.tokens <= self.pool_tokens
+
+    def _flow_is_open(self, ticket: Ticket) -> bool:
+        return not ticket.max_concurrent or self._running_of[ticket.flow] < ticket.max_concurrent
+
+    def _take(self) -> Ticket | None:
+        return self._schedule.take(self._fits, self._flow_is_open)
+
+    def _let_in(self, ticket: Ticket) -> None:
+        self.in_use += 1
+        self.reserved_tokens += ticket.tokens
+        self._running[ticket] = self._loop.time()
+        self._running_of[ticket.flow] += 1
+
+    def _let_out(self, ticket: Ticket) -> None:
+        self.in_use -= 1
+        self.reserved_tokens -= ticket.tokens
+        del self._running[ticket]
+        self._running_of[ticket.flow] -= 1
+        if not self._running_of[ticket.flow]:
+            del self._running_of[ticket.flow]
+
     def _open_clock_s(self) -> float:
         now = self._loop.time() if self.is_open else self._closed_since_s
         return now - self._closed_total_s
 
-    async def _wait_turn(self, order: int, request_id: str, returning: bool) -> None:
-        waiter = Waiter(order, request_id, self._loop.time(), self._open_clock_s(), self._loop.create_future())
-        queue = self._returning if returning else self._arriving
+    def _queue(self, ticket: Ticket, returning: bool) -> Waiter:
+        waiter = Waiter(ticket, self._loop.time(), self._open_clock_s(), self._loop.create_future())
         if returning:
-            bisect.insort(self._returning, waiter, key=lambda other: other.order)
+            bisect.insort(self._returning, waiter, key=lambda other: other.ticket.order)
         else:
-            self._arriving.append(waiter)
-        if self.queue_length == 1 or queue[0] is waiter:
-            self._rearm()
+            self._waiters[ticket] = waiter
+        return waiter
+
+    def _check_queue(self, waiter: Waiter) -> None:
+        """May this one, which has just been queued, wait? Raises Refused and takes it back."""
+        refused: Refused | None = None
+        counts, ticket = self._schedule.counts, waiter.ticket
+        if ticket.max_queued and counts[ticket.flow] > ticket.max_queued:
+            refused = self._refused_share(ticket)
+        elif ticket.due_s is not None:
+            refused = self._refused_deadline(ticket)
+        if refused is None and len(self._waiters) > self.queue_size:
+            last = self._schedule.newest_of_largest()
+            assert last is not None
+            if counts[last.flow] > counts[ticket.flow]:
+                self._drop(self._waiters[last], self._refused_full())
+            else:
+                refused = self._refused_full()
+        if refused is not None:
+            self._forget(waiter)
+            raise refused
+
+    async def _turn_of(self, waiter: Waiter) -> None:
+        if waiter.granted.done():
+            return
+        if waiter.ticket.due_s is not None:
+            waiter.deadline = self._loop.call_at(waiter.ticket.due_s, self._expire_one, waiter)
+        self._rearm()
         try:
             await waiter.granted
         except asyncio.CancelledError:
-            if waiter in queue:
-                queue.remove(waiter)
+            if self._forget(waiter):
+                self._grant()  # it may have been the one that the KV pool was saved up for
             elif waiter.granted.done() and not waiter.granted.cancelled() and waiter.granted.exception() is None:
-                self.release()  # granted in the same turn in which its client left
+                self.release(waiter.ticket)  # granted in the same turn in which its client left
             raise
 
     def _grant(self) -> None:
-        while self._has_room() and (self._returning or self._arriving):
-            waiter = self._returning.pop(0) if self._returning else self._arriving.popleft()
-            if not waiter.granted.done():
-                self.in_use += 1
+        while self._has_room():
+            if self._returning:
+                waiter = self._returning[0]
+                if not self._fits(waiter.ticket):
+                    return
+                del self._returning[0]
+            else:
+                ticket = self._take()
+                if ticket is None:
+                    return
+                waiter = self._waiters.pop(ticket)
+            self._stop_deadline(waiter)
+            if not waiter.granted.cancelled():  # its client left, and its task has not been told yet
+                self._let_in(waiter.ticket)
                 waiter.granted.set_result(None)
 
+    def _forget(self, waiter: Waiter) -> bool:
+        """Take it out of the queue; False where it is not in it."""
+        self._stop_deadline(waiter)
+        if waiter in self._returning:
+            self._returning.remove(waiter)
+        elif self._waiters.pop(waiter.ticket, None) is not None:
+            self._schedule.remove(waiter.ticket)
+        else:
+            return False
+        return True
+
+    def _drop(self, waiter: Waiter, refused: Refused) -> None:
+        if self._forget(waiter) and not waiter.granted.done():
+            waiter.granted.set_exception(refused)
+
+    @staticmethod
+    def _stop_deadline(waiter: Waiter) -> None:
+        if waiter.deadline is not None:
+            waiter.deadline.cancel()
+            waiter.deadline = None
+
     def _rearm(self) -> None:
-        """One timer for the whole queue: the head of each part is the first whose time is up."""
+        """One timer for the whole queue: the first of each part is the first whose time is up."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due_s = [self._due_s(queue[0]) for queue in (self._returning, self._arriving) if queue]
+        due_s = [self._due_s(waiter) for waiter in self._firsts()]
         if due_s:
             self._timer = self._loop.call_at(min(due_s), self._expire)
+
+    def _firsts(self) -> list[Waiter]:
+        """Who has waited longest, of those who return and of the others."""
+        firsts = [min(self._returning, key=lambda waiter: waiter.since_s)] if self._returning else []
+        return firsts + [waiter for waiter in [next(iter(self._waiters.values()), None)] if waiter is not None]
 
     def _due_s(self, waiter: Waiter) -> float:
         if self.is_open:
@@ -178,13 +282,22 @@ class Lane:
 
     def _expire(self) -> None:
         now_s = self._loop.time() + 0.001
-        for queue in (self._returning, self._arriving):
-            while queue and self._due_s(queue[0]) <= now_s:
-                waiter = queue[0]
-                del queue[0]
-                if not waiter.granted.done():
-                    waiter.granted.set_exception(self._refused_late() if self.is_open else self._refused_while_closed())
+        while overdue := [waiter for waiter in self._firsts() if self._due_s(waiter) <= now_s]:
+            for waiter in overdue:
+                self._drop(waiter, self._refused_late(self._queue_timeout_s) if self.is_open else self._refused_while_closed())
+        self._grant()
         self._rearm()
+
+    def _expire_one(self, waiter: Waiter) -> None:
+        """Its client waits no longer."""
+        waited_s = self._loop.time() - waiter.since_s
+        self._drop(waiter, self._refused_late(waited_s, "X-Request-Timeout") if self.is_open else self._refused_while_closed())
+        self._grant()
+
+    # refusals
+
+    def _retry_after_s(self, position: int) -> float:
+        return self.estimated_wait_s(position) or 1.0
 
     def _refused_full(self) -> Refused:
         if not self.is_open:
@@ -192,16 +305,42 @@ class Lane:
         return Refused(
             429,
             "queue_full",
-            f"{self.in_use} requests run ({self.capacity} slots) and {len(self._arriving)} wait, which is the limit of {self.queue_size}",
+            f"{self.in_use} requests run ({self.capacity} slots) and {self.queue_size} wait, which is the limit of {self.queue_size}",
             hint="try again later, or raise [admission] queue_size",
-            retry_after_s=self.estimated_wait_s(0) or 1.0,
+            retry_after_s=self._retry_after_s(self.queue_size),
         )
 
-    def _refused_late(self) -> Refused:
+    def _refused_share(self, ticket: Ticket) -> Refused:
+        waiting = self._schedule.counts[ticket.flow] - 1
+        return Refused(
+            429,
+            "key_queue_full",
+            f"{waiting} requests of the key {ticket.flow!r} wait, which is its limit of {ticket.max_queued}",
+            hint="try again when some are answered, or raise max_queued of the key",
+            retry_after_s=self._retry_after_s(waiting),
+        )
+
+    def _refused_deadline(self, ticket: Ticket) -> Refused | None:
+        """Now, and not after a wait that is for nothing."""
+        assert ticket.due_s is not None
+        left_s = ticket.due_s - self._loop.time()
+        position = len(self._returning) + self._schedule.preview().index(ticket)
+        wait_s = self.estimated_wait_s(position)
+        if left_s > 0 and (wait_s is None or wait_s <= left_s):
+            return None
+        return Refused(
+            429,
+            "deadline_unmeetable",
+            f"its slot becomes free in about {wait_s or 0:.1f} s ({position} go before it), and its client waits {left_s:.1f} s",
+            hint="try again later, or allow more with X-Request-Timeout or [admission] request_timeout_s",
+            retry_after_s=wait_s or 1.0,
+        )
+
+    def _refused_late(self, limit_s: float, which: str = "[admission] queue_timeout_s") -> Refused:
         return Refused(
             429,
             "queue_timeout",
-            f"no slot became free within {self._queue_timeout_s:g} s; {self.in_use} requests run and {self.queue_length} wait",
-            hint="try again later, or raise [admission] queue_timeout_s or max_concurrent_decodes",
-            retry_after_s=self.estimated_wait_s(self.queue_length) or 1.0,
+            f"no slot became free within {limit_s:.4g} s; {self.in_use} requests run and {self.queue_length} wait",
+            hint=f"try again later, or raise {which} or max_concurrent_decodes",
+            retry_after_s=self._retry_after_s(self.queue_length),
         )

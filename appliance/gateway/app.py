@@ -8,18 +8,19 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any
 
+from appliance.config.api_keys import ApiKey
 from appliance.gateway.client import Client, Send
 from appliance.gateway.connection import EXTENSION, ClientConnection
 from appliance.gateway.envelope import Refused
 from appliance.gateway.headers import legal_request_id
-from appliance.gateway.inflight import InflightTable, LiveRequest, new_request_id
-from appliance.gateway.intake import ClientGone, Intake, Receive, facts_of
-from appliance.gateway.keys import ANYBODY, KeyRing, may_use_model
+from appliance.gateway.inflight import InflightTable, new_request_id
+from appliance.gateway.intake import ClientGone, Intake, Receive
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
+from appliance.gateway.reception import Reception
 from appliance.gateway.relay import Relay
 from appliance.gateway.report import Reporter
-from appliance.gateway.routes import OPEN_PAGES, READING_METHODS, Kind, Route, route_of
+from appliance.gateway.routes import Kind, Route, route_of
 from appliance.gateway.sse import dialect_of
 
 log = logging.getLogger("gateway.app")
@@ -32,9 +33,16 @@ class App:
     """`__call__` is the top loop of the gateway: nothing passes it but an answer."""
 
     def __init__(
-        self, keys: KeyRing, intake: Intake, relay: Relay, pages: Pages, inflight: InflightTable, reporter: Reporter, metrics: Metrics
+        self,
+        reception: Reception,
+        intake: Intake,
+        relay: Relay,
+        pages: Pages,
+        inflight: InflightTable,
+        reporter: Reporter,
+        metrics: Metrics,
     ) -> None:
-        self._keys = keys
+        self._reception = reception
         self._intake = intake
         self._relay = relay
         self._pages = pages
@@ -65,15 +73,14 @@ class App:
                 raise client.connection.interruption
             route = route_of(scope["method"], scope["path"])
             client.label = route.label
-            key = ANYBODY if scope["path"] in OPEN_PAGES else self._keys.admit(scope["headers"])
+            key = self._reception.key_of(scope["path"], route, scope["headers"])
             if route.kind is Kind.PAGE:
                 await self._intake.discard(scope["headers"], receive, client.connection)
                 await client.answer(*self._pages.get(scope["path"]))
             else:
-                may_use_model(key)
-                scope["headers"] = self._keys.onwards(scope["headers"])
-                await self._pass(scope, receive, client, route)
+                await self._pass(scope, receive, client, route, key)
         except Refused as refused:
+            self._metrics.refusals[refused.code] += 1
             await self._intake.discard(scope["headers"], receive, client.connection)
             await client.refuse(refused, dialect_of(scope["path"]))
         except ClientGone:
@@ -82,16 +89,19 @@ class App:
             log.exception("a defect of the gateway, please report it: request %s, %s", client.request_id, client.label)
             await client.refuse(Refused(500, "gateway_defect", "the gateway failed; its journal says how"), dialect_of(scope["path"]))
 
-    async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, client: Client, route: Route) -> None:
+    async def _pass(self, scope: MutableMapping[str, Any], receive: Receive, client: Client, route: Route, key: ApiKey) -> None:
         body = await self._intake.read(scope["headers"], receive, client.connection)
         try:
-            request = _live_request(scope, client.request_id, body, route)
+            request = self._reception.accept(scope, client.request_id, body, route, key)
+            account = client.account = self._reception.account(request)
             try:
                 await self._relay.serve(request, client)
             except asyncio.CancelledError:
                 if client.connection.gone:
                     self._reporter.client_left(self._inflight.shapes([request])[0])
                 raise
+            finally:
+                self._reception.settle(key, request, account)
             self._metrics.duration.observe(asyncio.get_running_loop().time() - request.arrived_s)
         finally:
             self._intake.drop(body)
@@ -103,22 +113,3 @@ class App:
             return
         with contextlib.suppress(asyncio.CancelledError):  # it left while it was being told
             await client.refuse(interruption, dialect_of(path))
-
-
-def _live_request(scope: MutableMapping[str, Any], request_id: str, body: bytes, route: Route) -> LiveRequest:
-    """Raises Refused where the body is no JSON and has to be."""
-    method, path = scope["method"], scope["path"]
-    stream = route.kind is Kind.JSON and method == "POST" and facts_of(body).stream and route.streams
-    query: bytes = scope["query_string"]
-    return LiveRequest(
-        request_id=request_id,
-        method=method,
-        path=path,
-        target=scope["raw_path"] + b"?" + query if query else scope["raw_path"],
-        headers=scope["headers"],
-        body=body,
-        stream=stream,
-        dialect=dialect_of(path),
-        arrived_s=asyncio.get_running_loop().time(),
-        takes_slot=route.takes_slot and method not in READING_METHODS,
-    )

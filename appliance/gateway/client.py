@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from appliance.gateway.accounting import Account
 from appliance.gateway.connection import ClientConnection
 from appliance.gateway.envelope import Refused
 from appliance.gateway.headers import Headers
@@ -28,9 +29,10 @@ class Client:
         outcome: the same, or the status of an error that could only be told inside a stream or by breaking it.
         label: what metrics call its path.
         events: it was promised server-sent events.
+        account: of what the engine answers; None while there is nothing to account for.
     """
 
-    __slots__ = ("_comments", "_send", "_timer", "connection", "events", "label", "outcome", "request_id", "status")
+    __slots__ = ("_comments", "_send", "_timer", "account", "connection", "events", "label", "outcome", "request_id", "status")
 
     def __init__(self, send: Send, connection: ClientConnection, request_id: str) -> None:
         self._send = send
@@ -41,9 +43,13 @@ class Client:
         self.status = self.outcome = 0
         self.events = False
         self.label = "unknown"
+        self.account: Account | None = None
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer."""
+        if self.account is not None and status < 400:
+            self.account.whole(body)
+            self.account.complete()
         length = [] if status in (204, 304) else [(b"content-length", b"%d" % len(body))]
         await self._start(status, headers + length)
         await self._send({"type": "http.response.body", "body": body})
@@ -57,16 +63,21 @@ class Client:
 
     async def write(self, data: bytes) -> None:
         """A piece; waits while the client reads slower than we write."""
+        if self.account is not None and self.events:
+            self.account.piece(data, self.connection.loop.time())
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self) -> None:
         """The end of an answer in pieces."""
+        if self.account is not None:
+            self.account.complete()
         await self._send({"type": "http.response.body", "body": b""})
 
     async def refuse(self, refused: Refused, dialect: Dialect) -> None:
         """The refusal in the form that is still possible: an envelope, an event that ends the stream, a broken connection."""
         self.stop_comments()
         self.outcome = refused.status
+        self.account = None
         if not self.status:
             await self.answer(refused.status, refused.headers(), refused.body())
         elif self.events:
@@ -96,7 +107,7 @@ class Client:
         self.events = True
         await self._start(200, _STREAM_HEADERS)
         while True:
-            await self.write(WAITING_COMMENT)
+            await self._send({"type": "http.response.body", "body": WAITING_COMMENT, "more_body": True})
             await asyncio.sleep(COMMENT_AFTER_S)
 
     async def _start(self, status: int, headers: Headers) -> None:

@@ -11,11 +11,12 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.core.requests import InflightRequest, Resumability
 from appliance.gateway.headers import Headers
+from appliance.gateway.schedule import Ticket
 from appliance.gateway.sse import Dialect
 
 log = logging.getLogger("gateway.inflight")
@@ -28,6 +29,11 @@ _PREFIX = secrets.token_hex(4)
 def new_request_id() -> str:
     """`req-...`: unique on this box, cheap, and no clock in it."""
     return f"req-{_PREFIX}{next(_orders):08x}"
+
+
+def next_order() -> int:
+    """The place of a request among all that this gateway has accepted."""
+    return next(_orders)
 
 
 @dataclass(eq=False, slots=True)
@@ -43,13 +49,20 @@ class LiveRequest:
     stream: bool
     dialect: Dialect
     arrived_s: float
+    ticket: Ticket
     takes_slot: bool = True
-    order: int = field(default_factory=lambda: next(_orders))
+    prompt_tokens: int | None = None
+    """Where known; the ticket's tokens are an estimate."""
     generation: int = 0
     attempt: int = 0
     sent_bytes: int = 0
     waited_s: float = 0.0
     """Spent between losing an engine and being given to the next one, over all its losses."""
+
+    @property
+    def order(self) -> int:
+        """Of arrival."""
+        return self.ticket.order
 
     @property
     def resumability(self) -> Resumability:
@@ -94,7 +107,7 @@ class InflightTable:
             path=request.path,
             fingerprint=fingerprint(self._key, request.body),
             body_bytes=len(request.body),
-            prompt_tokens=None,
+            prompt_tokens=request.prompt_tokens,
             sent_bytes=request.sent_bytes,
             stream=request.stream,
             generation=request.generation,

@@ -18,6 +18,8 @@ JSON_ELEMENTS_MAX = 500_000
 """Lists, objects and commas of a body. Parsing more would hold up everybody's tokens for a tenth of a second."""
 DISCARD_MAX_S = 5.0
 """How long the rest of a refused body is read and thrown away, so that its client can read the refusal."""
+ANSWERS_MAX = 1024
+"""More in one request are not counted."""
 HELD_BODIES = 8
 """The bodies of all requests together may hold the memory of so many of the largest size."""
 
@@ -28,9 +30,16 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BodyFacts:
-    """What the gateway reads out of a JSON body; the rest is the engine's to judge."""
+    """What the gateway reads out of a JSON body; the rest is the engine's to judge.
+
+    Attributes:
+        max_tokens: the longest answer that is asked for; 0: not said.
+        answers: how many are asked for.
+    """
 
     stream: bool = False
+    max_tokens: int = 0
+    answers: int = 1
 
 
 class Intake:
@@ -131,7 +140,24 @@ def facts_of(body: bytes) -> BodyFacts:
         raise Refused(400, "invalid_json", f"the body is not JSON: {error}", hint='send an object such as {"model": ...}') from None
     if not isinstance(document, dict):
         raise Refused(400, "invalid_json", f"the body is a JSON {_kind(document)}, expected an object")
-    return BodyFacts(stream=document.get("stream") is True)
+    return BodyFacts(document.get("stream") is True, _max_tokens(document), _answers(document))
+
+
+def _max_tokens(document: dict[str, Any]) -> int:
+    sampling = document.get("sampling_params")
+    if isinstance(sampling, dict):  # SGLang's /generate
+        document = {"max_tokens": sampling.get("max_new_tokens")}
+    found = [document.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
+    return next((value for value in found if type(value) is int and 0 < value < 2**31), 0)
+
+
+def _answers(document: dict[str, Any]) -> int:
+    count = document.get("n")
+    answers = count if type(count) is int and 1 <= count <= ANSWERS_MAX else 1
+    prompts = document.get("prompt")
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        answers *= len(prompts)
+    return min(answers, ANSWERS_MAX)
 
 
 def _kind(document: object) -> str:

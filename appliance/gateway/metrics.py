@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 _DURATION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 Gauges = Iterable[tuple[str, str, float, dict[str, str]]]
 """Name without prefix, help, value, labels; one name may come several times with different labels."""
@@ -26,10 +27,10 @@ class Distribution:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """One more."""
-        self.counts[bisect.bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """One more, or several of the same."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def family(self, name: str, text: str) -> HistogramMetricFamily:
         """As Prometheus counts: cumulative, up to +Inf."""
@@ -49,7 +50,14 @@ class Metrics:
         self.lost: Counter[str] = Counter()
         """Kind of loss → exchanges that lost their engine."""
         self.resent = 0
+        self.tokens: Counter[tuple[str, str]] = Counter()
+        """(in or out, how it is known) → tokens."""
+        self.of_key: Counter[tuple[str, str]] = Counter()
+        """(key, requests, tokens_in or tokens_out) → how many."""
+        self.refusals: Counter[str] = Counter()
+        """Code of the error → requests that were refused before the engine had them."""
         self.first_token = Distribution(_FIRST_TOKEN_S)
+        self.inter_token = Distribution(_INTER_TOKEN_S)
         self.duration = Distribution(_DURATION_S)
         self.queue_wait = Distribution(_DURATION_S)
 

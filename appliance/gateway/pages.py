@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import time
 from typing import Any
 
 from appliance import __version__
 from appliance.config import Config
+from appliance.config.api_keys import PRIORITIES
 from appliance.control.codec import to_json
 from appliance.core.states import EngineState
 from appliance.gateway.admission import Lane
@@ -51,14 +51,15 @@ class Pages:
 
     def status(self) -> dict[str, Any]:
         """All that a person, a dashboard or a router in front may want to know."""
-        view = self._gate.view
+        view, slots = self._gate.view, self._relay.slots
         return {
             "standing": self._gate.standing.value,
             "sentence": sentence_of(view),
             "applianced_connected": view.connected,
             "publication": to_json(view.publication),
-            "slots": {"capacity": self._relay.slots.capacity, "in_use": self._relay.slots.in_use},
-            "queue": self._queue(self._relay.slots),
+            "slots": {"capacity": slots.capacity, "in_use": slots.in_use},
+            "kv_tokens": {"pool": slots.pool_tokens, "reserved": slots.reserved_tokens},
+            "queue": self._queue(slots),
             "inflight": to_json(self._inflight.all()[:LISTED_MAX]),
             "totals": {
                 "requests": {str(code): count for code, count in sorted(self._by_code().items())},
@@ -96,12 +97,15 @@ class Pages:
         now_s = asyncio.get_running_loop().time()
         waiting = [
             {
-                "request_id": waiter.request_id,
+                "request_id": waiter.ticket.request_id,
+                "key": waiter.ticket.flow,
+                "priority": PRIORITIES[waiter.ticket.level],
+                "tokens": waiter.ticket.tokens,
                 "position": position,
                 "waited_s": round(now_s - waiter.since_s, 3),
                 "estimated_wait_s": _rounded(lane.estimated_wait_s(position)),
             }
-            for position, waiter in enumerate(itertools.islice(lane.waiting(), LISTED_MAX))
+            for position, waiter in enumerate(lane.waiting()[:LISTED_MAX])
         ]
         return {"length": lane.queue_length, "limit": lane.queue_size, "waiting": waiting}
 

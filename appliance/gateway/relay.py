@@ -48,7 +48,7 @@ class Relay:
         """The gate's standing may have moved: open, close or empty the lanes."""
         standing = self._gate.standing
         if standing is Standing.OPEN:
-            self.slots.open(self._capacity())
+            self.slots.open(self._capacity(), self._pool_tokens())
             self.reads.open(READS_MAX)
             return
         for lane in (self.slots, self.reads):
@@ -74,7 +74,7 @@ class Relay:
             if self._gate.standing is Standing.REFUSE:
                 raise self._gate.refusal()
             asked_s = loop.time()
-            await lane.acquire(request.order, request.request_id, returning=lost is not None)
+            await lane.acquire(request.ticket, returning=lost is not None)
             began_s = loop.time()
             self._metrics.queue_wait.observe(began_s - asked_s)
             if lost is not None:
@@ -88,7 +88,7 @@ class Relay:
                     return
             finally:
                 request.generation = 0
-                lane.release(held_s)
+                lane.release(request.ticket, held_s)
             await self._judge(request, lost)
 
     async def _attempt(self, request: LiveRequest, client: Client) -> UpstreamLost | None:
@@ -239,6 +239,11 @@ class Relay:
         if configured or publication is None or publication.limits is None:
             return configured or SLOTS_WHEN_UNKNOWN
         return max(1, publication.limits.max_running)
+
+    def _pool_tokens(self) -> int:
+        publication = self._gate.view.publication
+        known = publication.limits.kv_tokens if publication is not None and publication.limits is not None else 0
+        return int(known * self._config.admission.kv_fill)
 
     def _lane(self) -> Lane:
         return Lane(

@@ -28,6 +28,7 @@ from appliance.gateway.intake import Intake
 from appliance.gateway.keys import KeyRing
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
+from appliance.gateway.reception import Reception
 from appliance.gateway.relay import Relay
 from appliance.gateway.report import Reporter
 from appliance.listening import BACKLOG, url_of
@@ -55,7 +56,8 @@ class Server:
         metrics, inflight = Metrics(), InflightTable(load_key(state_dir))
         self._relay = Relay(config, self._gate, inflight, self._reporter, metrics)
         pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy)
-        app = App(keys, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
+        reception = Reception(keys, config.admission, metrics)
+        app = App(reception, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
         self._state = ServerState()
         self._uvicorn = _uvicorn_config(app)
         self._notifier = SystemdNotifier()

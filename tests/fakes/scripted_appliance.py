@@ -47,7 +47,7 @@ class ScriptedAppliance:
         self.run_dir = run_dir
         self.generation = 0
         self.reports: list[Mapping[str, Any]] = []
-        self.limits = EngineLimits("fake", 1024, max_running, 4096)
+        self.limits = EngineLimits("fake", 4096, max_running, 4096 * max_running)
         self.board = PublicationBoard(self._publication(EngineState.PLANNING, None, "the engine is being planned"))
         self.server: ControlServer | None = None
         self.engine: asyncio.subprocess.Process | None = None

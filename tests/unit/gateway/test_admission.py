@@ -10,6 +10,7 @@ import pytest
 
 from appliance.gateway.admission import Lane
 from appliance.gateway.envelope import Refused
+from appliance.gateway.schedule import BYPASSES_MAX, Ticket
 from tests.fakes.scripted_appliance import eventually
 
 
@@ -22,9 +23,21 @@ def make_lane(capacity: int = 1, **given: Any) -> Lane:
     return lane
 
 
-def enter(lane: Lane, order: int, *, returning: bool = False) -> asyncio.Task[None]:
+def ticket(order: int, **given: Any) -> Ticket:
+    """A request of one token that waits as long as it must."""
+    return Ticket(order, f"req-{order}", **given)
+
+
+async def taken(lane: Lane, order: int, *, returning: bool = False, **given: Any) -> Ticket:
+    """A slot that is in use."""
+    one = ticket(order, **given)
+    await lane.acquire(one, returning=returning)
+    return one
+
+
+def enter(lane: Lane, order: int, *, returning: bool = False, **given: Any) -> asyncio.Task[Ticket]:
     """Ask for a slot in a task."""
-    return asyncio.ensure_future(lane.acquire(order, f"req-{order}", returning=returning))
+    return asyncio.ensure_future(taken(lane, order, returning=returning, **given))
 
 
 async def settled() -> None:
@@ -36,14 +49,13 @@ async def settled() -> None:
 async def test_slots_go_in_the_order_of_arrival() -> None:
     """First come, first served."""
     lane = make_lane(1)
-    await lane.acquire(1, "req-1")
+    inside = await taken(lane, 1)
     waiting = [enter(lane, order) for order in (2, 3, 4)]
     await settled()
     for task in waiting:
         assert not task.done()
-        lane.release()
-        await settled()
-        assert task.done()
+        lane.release(inside)
+        inside = await task
     assert (lane.in_use, lane.queue_length) == (1, 0)
 
 
@@ -65,29 +77,23 @@ async def test_those_who_return_go_before_those_who_have_not_been_in() -> None:
     await settled()
     second, first = enter(lane, 9, returning=True), enter(lane, 4, returning=True)
     await settled()
-    done: list[str] = []
-    for name, task in (("fresh", fresh), ("second", second), ("first", first)):
-        task.add_done_callback(lambda _, name=name: done.append(name))
     lane.open(1)
-    for _ in range(2):
-        await settled()
-        lane.release()
-    await settled()
-    assert done == ["first", "second", "fresh"]
+    for task, rest in ((first, (second, fresh)), (second, (fresh,)), (fresh, ())):
+        lane.release(await task)
+        assert not any(other.done() for other in rest)
 
 
 async def test_a_smaller_capacity_holds_back_until_enough_have_left() -> None:
     """Nobody is thrown out, nobody goes in."""
     lane = make_lane(4)
-    for order in range(4):
-        await lane.acquire(order, "req")
+    inside = [await taken(lane, order) for order in range(4)]
     lane.open(2)
     waiting = enter(lane, 9)
     for _ in range(2):
-        lane.release()
+        lane.release(inside.pop())
         await settled()
         assert not waiting.done()
-    lane.release()
+    lane.release(inside.pop())
     await settled()
     assert waiting.done()
 
@@ -95,13 +101,13 @@ async def test_a_smaller_capacity_holds_back_until_enough_have_left() -> None:
 async def test_leaving_the_queue_and_leaving_just_after_being_let_in_lose_no_slot() -> None:
     """Cancelled before the grant, and between the grant and the task's next step."""
     lane = make_lane(1)
-    await lane.acquire(1, "req-1")
+    inside = await taken(lane, 1)
     before, between, last = enter(lane, 2), enter(lane, 3), enter(lane, 4)
     await settled()
     before.cancel()
     await settled()
     assert lane.queue_length == 2
-    lane.release()
+    lane.release(inside)
     between.cancel()
     await settled()
     assert between.cancelled()
@@ -119,15 +125,16 @@ async def test_random_traffic_never_exceeds_the_slots_and_leaves_none_taken() ->
     async def visit(order: int) -> None:
         nonlocal inside
         returning = False
+        one = ticket(order, flow=generator.choice("abc"), tokens=generator.randint(1, 9000), level=generator.randint(0, 2))
         for _ in range(generator.randint(1, 3)):
-            await lane.acquire(order, f"req-{order}", returning=returning)
+            await lane.acquire(one, returning=returning)
             inside += 1
             try:
                 assert inside <= lane.in_use <= 5  # let in is counted before the task has run
                 await asyncio.sleep(generator.random() * 0.002)
             finally:
                 inside -= 1
-                lane.release()
+                lane.release(one, generator.choice([None, 0.001]))
             returning = True
 
     tasks = []
@@ -137,23 +144,23 @@ async def test_random_traffic_never_exceeds_the_slots_and_leaves_none_taken() ->
             generator.choice(tasks).cancel()
         if generator.random() < 0.1:
             lane.close()
-            lane.open(generator.randint(1, 5))
+            lane.open(generator.randint(1, 5), generator.choice([0, 10_000]))
         if order % 10 == 0:
             await asyncio.sleep(0.002)
     lane.open(3)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
-    assert (lane.in_use, lane.queue_length) == (0, 0)
+    assert (lane.in_use, lane.queue_length, lane.reserved_tokens) == (0, 0, 0)
 
 
 async def test_a_full_queue_refuses_with_its_numbers() -> None:
     """429 naming what runs, what waits and the limit; those who return are never refused for it."""
     lane = make_lane(1, queue_size=1)
-    await lane.acquire(1, "req-1")
+    await taken(lane, 1)
     waiting = enter(lane, 2)
     await settled()
     with pytest.raises(Refused, match=r"1 requests run \(1 slots\) and 1 wait, which is the limit of 1") as refused:
-        await lane.acquire(3, "req-3")
+        await taken(lane, 3)
     assert refused.value.status == 429
     returning = enter(lane, 0, returning=True)
     await settled()
@@ -166,13 +173,13 @@ async def test_a_full_queue_of_a_closed_lane_says_why_it_is_closed() -> None:
     """The engine is the reason, not the queue."""
     lane = make_lane(0, queue_size=0)
     with pytest.raises(Refused, match="the engine is away"):
-        await lane.acquire(1, "req-1")
+        await taken(lane, 1)
 
 
 async def test_waiting_is_bounded_while_open() -> None:
     """429 after queue_timeout_s, for each from its own arrival."""
     lane = make_lane(1, queue_timeout_s=0.05)
-    await lane.acquire(1, "req-1")
+    await taken(lane, 1)
     first = enter(lane, 2)
     await asyncio.sleep(0.03)
     second = enter(lane, 3)
@@ -187,14 +194,14 @@ async def test_waiting_is_bounded_while_open() -> None:
 async def test_waiting_is_bounded_otherwise_while_closed() -> None:
     """max_wait_s from the closing or the arrival, whichever is later; the queue's own time stands still meanwhile."""
     lane = make_lane(1, queue_timeout_s=0.08, max_wait_s=0.5)
-    await lane.acquire(1, "req-1")
+    inside = await taken(lane, 1)
     patient = enter(lane, 2)
     await settled()
     lane.close()
     await asyncio.sleep(0.2)
     assert not patient.done()
     lane.open(1)
-    lane.release()
+    lane.release(inside)
     await patient
     lane.close()
     held = enter(lane, 3)
@@ -218,8 +225,7 @@ async def test_the_estimate_follows_what_was_measured() -> None:
     """Nothing before the first answer; then position over slots times the mean."""
     lane = make_lane(2)
     assert lane.estimated_wait_s(0) is None
-    await lane.acquire(1, "req-1")
-    lane.release(10.0)
+    lane.release(await taken(lane, 1), 10.0)
     assert lane.estimated_wait_s(0) == pytest.approx(5.0)
     assert lane.estimated_wait_s(3) == pytest.approx(20.0)
     lane.close()
@@ -231,6 +237,139 @@ async def test_the_queue_can_be_looked_at_in_order() -> None:
     lane = make_lane(0)
     tasks = [enter(lane, 5), enter(lane, 6), enter(lane, 2, returning=True)]
     await eventually(lambda: lane.queue_length == 3, "three wait")
-    assert [waiter.order for waiter in lane.waiting()] == [2, 5, 6]
+    assert [waiter.ticket.order for waiter in lane.waiting()] == [2, 5, 6]
     for task in tasks:
         task.cancel()
+
+
+async def test_before_the_first_answer_the_one_under_way_is_the_estimate() -> None:
+    """Too little, but not nothing."""
+    lane = make_lane(1)
+    await taken(lane, 1)
+    await asyncio.sleep(0.05)
+    assert lane.estimated_wait_s(1) >= 0.1
+
+
+async def test_the_pool_is_not_promised_twice() -> None:
+    """Prompts and answers in flight fit the KV pool together; one alone may try even if it does not fit."""
+    lane = make_lane(0)
+    lane.open(8, 1000)
+    first = await taken(lane, 1, tokens=600)
+    second = enter(lane, 2, tokens=600)
+    await settled()
+    assert (second.done(), lane.in_use, lane.reserved_tokens) == (False, 1, 600)
+    lane.release(first)
+    lane.release(await second)
+    huge = await taken(lane, 3, tokens=5000)
+    lane.release(huge)
+    assert lane.reserved_tokens == 0
+
+
+async def test_small_ones_pass_a_large_one_a_bounded_number_of_times() -> None:
+    """What is free is used; then it is saved up for the one that waits."""
+    lane = make_lane(0)
+    lane.open(100, 1000)
+    holding = await taken(lane, 0, tokens=500)
+    large = enter(lane, 1, tokens=900)
+    await settled()
+    small = [enter(lane, order, tokens=10) for order in range(2, 60)]
+    await settled()
+    inside = [task for task in small if task.done()]
+    assert len(inside) == BYPASSES_MAX
+    lane.release(holding)
+    for task in inside:
+        lane.release(task.result())
+    await settled()
+    assert large.done()
+    lane.release(large.result())
+    await settled()
+    assert all(task.done() for task in small)
+
+
+async def test_a_large_one_that_leaves_gives_way_to_those_it_held_up() -> None:
+    """The pool is not saved up for a client that is gone."""
+    lane = make_lane(0)
+    lane.open(100, 1000)
+    await taken(lane, 0, tokens=500)
+    large = enter(lane, 1, tokens=900)
+    await settled()
+    small = [enter(lane, order, tokens=10) for order in range(2, 30)]
+    await settled()
+    large.cancel()
+    await settled()
+    assert all(task.done() for task in small)
+
+
+async def test_a_key_has_no_more_than_its_own_slots() -> None:
+    """Nobody else waits for that."""
+    lane = make_lane(4)
+    first = await taken(lane, 1, flow="a", max_concurrent=1)
+    second = enter(lane, 2, flow="a", max_concurrent=1)
+    await settled()
+    other = await taken(lane, 3, flow="b")
+    assert not second.done()
+    lane.release(other)
+    await settled()
+    assert not second.done()
+    lane.release(first)
+    await second
+
+
+async def test_a_burst_of_one_flow_does_not_fill_the_queue_for_another() -> None:
+    """The newcomer takes the place of the flow with the most waiting; nobody is refused for those who ask for less."""
+    lane = make_lane(1, queue_size=10)
+    inside = await taken(lane, 1, flow="a")
+    burst = [enter(lane, order, flow="a") for order in range(2, 12)]
+    await settled()
+    other = enter(lane, 50, flow="b")
+    await settled()
+    assert not other.done()
+    with pytest.raises(Refused, match="which is the limit of 10"):
+        await burst[-1]
+    with pytest.raises(Refused, match="limit of 10"):
+        await taken(lane, 51, flow="a")
+    lane.release(inside)
+    await other
+    assert not any(task.done() for task in burst[:-1])
+
+
+async def test_a_key_may_have_so_many_waiting() -> None:
+    """429 with the key's own numbers."""
+    lane = make_lane(1)
+    await taken(lane, 1)
+    waiting = [enter(lane, order, flow="a", max_queued=2) for order in (2, 3)]
+    await settled()
+    with pytest.raises(Refused, match=r"2 requests of the key 'a' wait, which is its limit of 2") as refused:
+        await taken(lane, 4, flow="a", max_queued=2)
+    assert (refused.value.status, refused.value.code) == (429, "key_queue_full")
+    assert lane.queue_length == 2
+    for task in waiting:
+        task.cancel()
+
+
+async def test_who_cannot_be_in_time_is_refused_before_it_waits() -> None:
+    """With what it would have to wait; who can be in time waits."""
+    lane = make_lane(1)
+    lane.release(await taken(lane, 0), 10.0)
+    await taken(lane, 1)
+    now_s = asyncio.get_running_loop().time()
+    with pytest.raises(Refused, match=r"in about 10\.0 s \(0 go before it\), and its client waits [56]\.\d s") as refused:
+        await taken(lane, 2, due_s=now_s + 6)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (429, "deadline_unmeetable", 10.0)
+    patient = enter(lane, 3, due_s=now_s + 60)
+    await settled()
+    assert lane.queue_length == 1
+    patient.cancel()
+
+
+async def test_a_wait_ends_with_its_client_s_patience() -> None:
+    """Where nothing was known when it came."""
+    lane = make_lane(1)
+    inside = await taken(lane, 1)
+    hurried = enter(lane, 2, due_s=asyncio.get_running_loop().time() + 0.05)
+    with pytest.raises(Refused, match=r"no slot became free within 0\.05") as refused:
+        await hurried
+    assert refused.value.code == "queue_timeout"
+    assert lane.queue_length == 0
+    lane.release(inside)
+    assert lane.in_use == 0

@@ -1,0 +1,137 @@
+"""A request at the door: whose it is, what it may, how much it will take; and, when it is over, what it took."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import MutableMapping
+from typing import Any
+
+from appliance.config.api_keys import PRIORITIES, ApiKey
+from appliance.config.schema import AdmissionTable
+from appliance.gateway.accounting import Account, PromptSizes
+from appliance.gateway.envelope import Refused
+from appliance.gateway.headers import Headers, value_of
+from appliance.gateway.inflight import LiveRequest, next_order
+from appliance.gateway.intake import BodyFacts, facts_of
+from appliance.gateway.keys import ANYBODY, KeyRing, may_use_model
+from appliance.gateway.limits import KeyLimits
+from appliance.gateway.metrics import Metrics
+from appliance.gateway.routes import OPEN_PAGES, READING_METHODS, Kind, Route
+from appliance.gateway.schedule import Ticket
+from appliance.gateway.sse import dialect_of
+
+TIMEOUT_MAX_S = 86400.0
+
+
+class Reception:
+    """Owns what is known of keys and of the sizes of requests."""
+
+    def __init__(self, keys: KeyRing, admission: AdmissionTable, metrics: Metrics) -> None:
+        self._keys = keys
+        self._limits = KeyLimits()
+        self._sizes = PromptSizes()
+        self._admission = admission
+        self._metrics = metrics
+
+    def key_of(self, path: str, route: Route, headers: Headers) -> ApiKey:
+        """Whose request it is. Raises Refused: 401, 403, 429."""
+        if path in OPEN_PAGES:
+            return ANYBODY
+        key = self._keys.admit(headers)
+        if route.kind is not Kind.PAGE:
+            may_use_model(key)
+            self._limits.admit(key, asyncio.get_running_loop().time())
+        return key
+
+    def accept(self, scope: MutableMapping[str, Any], request_id: str, body: bytes, route: Route, key: ApiKey) -> LiveRequest:
+        """The request as it goes to the engine. Raises Refused where the body is no JSON and has to be, or a header is wrong."""
+        method, path = scope["method"], scope["path"]
+        facts = facts_of(body) if route.kind is Kind.JSON and method == "POST" else BodyFacts()
+        query: bytes = scope["query_string"]
+        now_s = asyncio.get_running_loop().time()
+        headers = scope["headers"]
+        return LiveRequest(
+            request_id=request_id,
+            method=method,
+            path=path,
+            target=scope["raw_path"] + b"?" + query if query else scope["raw_path"],
+            headers=self._keys.onwards(headers),
+            body=body,
+            stream=facts.stream and route.streams,
+            dialect=dialect_of(path),
+            arrived_s=now_s,
+            ticket=Ticket(
+                order=next_order(),
+                request_id=request_id,
+                flow=key.name or _address(scope),
+                tokens=self._tokens(route, facts, len(body)),
+                level=_level(key, headers),
+                max_concurrent=key.max_concurrent,
+                max_queued=key.max_queued,
+                due_s=self._due_s(headers, now_s),
+            ),
+            takes_slot=route.takes_slot and method not in READING_METHODS,
+        )
+
+    def account(self, request: LiveRequest) -> Account:
+        """For its answer."""
+        return Account(request.ticket, len(request.body), self._metrics, self._sizes)
+
+    def settle(self, key: ApiKey, request: LiveRequest, account: Account) -> None:
+        """It is over. What had no answer cost nothing."""
+        if not account.answered or not request.takes_slot:
+            return
+        how = "usage" if account.usage is not None else "estimate"
+        prompt, answer = account.prompt_tokens, account.answer_tokens
+        self._metrics.tokens["in", how] += prompt
+        self._metrics.tokens["out", how] += answer
+        if key.name:
+            self._limits.spent(key, prompt + answer, asyncio.get_running_loop().time())
+            for what, count in (("requests", 1), ("tokens_in", prompt), ("tokens_out", answer)):
+                self._metrics.of_key[key.name, what] += count
+
+    def _tokens(self, route: Route, facts: BodyFacts, body_bytes: int) -> int:
+        """What it may need of the KV pool: each of its answers has a prompt of its own where there are several."""
+        answer = (facts.max_tokens or self._admission.assumed_answer_tokens) * facts.answers if route.streams else 0
+        return self._sizes.estimate(body_bytes) + answer
+
+    def _due_s(self, headers: Headers, now_s: float) -> float | None:
+        given = value_of(headers, b"x-request-timeout")
+        timeout_s = self._admission.request_timeout_s if given is None else _seconds(given)
+        return now_s + timeout_s if timeout_s else None
+
+
+def _seconds(given: bytes) -> float:
+    try:
+        timeout_s = float(given)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s <= TIMEOUT_MAX_S:
+        shown = given[:40].decode("latin-1")
+        raise Refused(
+            400,
+            "invalid_timeout",
+            f"X-Request-Timeout {shown!r} is no number of seconds to {TIMEOUT_MAX_S:g}",
+            hint="send for example 30",
+        )
+    return timeout_s
+
+
+def _level(key: ApiKey, headers: Headers) -> int:
+    """The key's class, or the lower one that the request asks for."""
+    own = PRIORITIES.index(key.priority)
+    given = value_of(headers, b"x-priority")
+    if given is None:
+        return own
+    asked = given.decode("latin-1").lower()
+    if asked not in PRIORITIES:
+        raise Refused(
+            400, "invalid_priority", f"X-Priority {asked[:40]!r} is none of {', '.join(PRIORITIES)}", hint="leave it out or send one"
+        )
+    return max(own, PRIORITIES.index(asked))
+
+
+def _address(scope: MutableMapping[str, Any]) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
