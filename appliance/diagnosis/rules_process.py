@@ -83,7 +83,7 @@ def host_oom_kill(event: Event, case: Case) -> Event | None:
 
 def oom_result(event: Event, _case: Case) -> Event | None:
     """systemd's OOM sentence counts for a service; on a slice it only says that something below it was killed."""
-    unit = str(event.fields.get("unit") or "")
+    unit = str(event.fields.get("unit") or event.fields.get("group") or "")
     if unit.endswith((".slice", ".scope")) and "session" not in unit:
         return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=30, note="a slice repeats what happened to another unit below it")
     return caused(event, Cause.HOST_OOM, tier=0, rank=72)

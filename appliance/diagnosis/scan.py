@@ -1,7 +1,7 @@
 """Which lines of a long log are worth reading. Most lines of most logs are a few shapes with other numbers in them.
 
 1. A line's shape is the line without digits and hexadecimal letters; shapes that were judged once are not judged again.
-2. A new shape is read only if it contains one of the words below: every sample of every engine-log pattern that is not
+2. A new shape is read only if it contains one of the words below: every wording of every engine-log pattern that is not
    `frequent` does (a test proves it), so words may only be added.
 3. What contains a word is given to the patterns themselves.
 
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.catalogue import Catalogue
+from appliance.diagnosis.own_words import without_bodies
 from appliance.diagnosis.pattern import Kind
 
 SHORT = 300
@@ -39,9 +40,16 @@ _CAPITAL = re.compile(
     rb"|U(?:vicorn|nproc|pgrade)|ZMQ|HF|D(?:efault|etok|river|uplicate)|Bfloat|Boot|Not Found|\*\*\* |!!!"
 )
 _WORDS = (
-    b"rror", b"failed", b"failure", b"timed out", b"timeout", b"memory", b"kill", b"terminat", b"illegal", b"nable to", b"annot ",
-    b"corrupt", b"invalid", b"isconnect", b"load", b"nccl", b"signal", b"bind", b"start", b"idle", b"abort", b"no longer", b"lost",
-    b"context", b"nvidia", b"Warming", b"cache", b"cancel", b" err: ", b"build: ", b"API server",
+    b"rror", b"failed", b"failure", b"timed out", b"timeout", b"memory", b"kill", b"terminat", b"illegal", b"orrupt", b"nvalid",
+    b"isconnect", b"load", b"nccl", b"signal", b"bind", b"start", b"idle", b"abort", b"lost", b"context", b"nvidia", b"cache",
+    b"cancel", b" err: ", b"build: ", b"API server", b"not ", b"no ", b"n't ", b"in use", b"already", b"ccupied", b"mismatch",
+    b"Header", b"ncomplete", b"git-lfs", b"ffline", b"gated", b"emplate", b"quota", b"oo many", b"ENFILE", b"rrno", b"cleaning up",
+    b'" 4', b"| 4", b"| 5", b"aiting for", b"arming", b"istening", b"free=", b"issing", b"rong number", b"nknown", b"entire",
+    b"/dev/shm", b"xhausted", b"rash", b"NET/", b"fallen off", b"egmentation", b"free()", b"malloc", b"smashing", b"died", b"exitcode",
+    b"leaked", b"apturing", b"hit an", b"is zero", b"etract", b"longer than", b"exceeds", b"must ", b"misaligned", b"ssert", b"too old",
+    b"ompatib", b"nsatisf", b"apability", b"equire", b"upport", b"bad_alloc", b"non-default", b"init_method", b"nabl", b"ustom all",
+    b"torch.compile", b"blocks", b"is stopped", b"unexpectedly", b"eartbeat", b"eceived", b"[shutdown]", b"IPC", b"reempt", b" clos",
+    b"roles", b"oo large", b"llocated", b"etries", b"pull model",
 )  # fmt: skip
 JUDGED_HEAD, JUDGED_TAIL = 512, 256
 """Bytes of a line that are judged: a longer one carries a client's prompt, and programs say their own word before or after it."""
@@ -88,7 +96,7 @@ class Sieve:
             self._dull.clear()
         lines = chunk.split(b"\n")
         firsts = [row for shape, row in dict(zip(reversed(shapes), range(len(shapes) - 1, -1, -1), strict=True)).items() if shape in fresh]
-        text = b"\n".join(_ends(lines[row]) for row in firsts)
+        text = without_bodies(b"\n".join(_ends(lines[row]) for row in firsts))
         suspects = {firsts[index] for index in _rows_with_words(text)}
         for row in firsts:
             note = self._note(lines[row]) if row in suspects else None

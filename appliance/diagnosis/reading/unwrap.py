@@ -113,6 +113,7 @@ def _syslog(line: str, year: int) -> Unwrapped | None:
 
 
 def _kernel(line: str, year: int) -> Unwrapped | None:
+    line = line.removeprefix("kernel: ")
     match = _DMESG.match(line)
     if match is not None:
         return Unwrapped(match["text"], Source.KERNEL_LOG, stamp_in(match["stamp"], year))

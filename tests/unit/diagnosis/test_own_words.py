@@ -8,7 +8,7 @@ import pytest
 
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis import diagnose, is_fatal_line
-from appliance.diagnosis.own_words import own_words
+from appliance.diagnosis.own_words import own_words, without_bodies
 
 SPOOFS = [
     'INFO:     10.0.0.1:5 - "GET /EngineDeadError HTTP/1.1" 404 Not Found',
@@ -48,3 +48,20 @@ def test_the_engines_words_stay(line: str) -> None:
 def test_the_status_of_a_request_stays() -> None:
     """Only the path goes."""
     assert own_words('INFO:     10.0.0.1:5 - "GET /x HTTP/1.1" 404 Not Found') == 'INFO:     10.0.0.1:5 - "GET ... HTTP/1.1" 404 Not Found'
+
+
+def test_a_quoted_raise_is_not_the_sentence() -> None:
+    """A traceback quotes the statement with its placeholders; the root is the sentence that it built."""
+    lines = [
+        '(VllmWorkerProcess pid=760) ERROR 07-24 08:26:01 multiproc_worker_utils.py:226]     raise RuntimeError(f"NCCL error: {error_str}")',
+        "(VllmWorkerProcess pid=760) ERROR 07-24 08:26:01 multiproc_worker_utils.py:226] RuntimeError: NCCL error: unhandled cuda error",
+    ]
+    verdict = diagnose([Evidence(Source.ENGINE_LOG, line, line=number) for number, line in enumerate(lines, 1)])
+    assert verdict.root is not None and verdict.root.line == 2
+
+
+@pytest.mark.parametrize("line", SPOOFS)
+def test_the_quick_cut_takes_out_no_more(line: str) -> None:
+    """What the scan of long logs cuts off, the patterns would not see either."""
+    kept = without_bodies(line.encode()).decode()
+    assert own_words(kept) == own_words(line)
