@@ -1,4 +1,4 @@
-"""applianced's own log: structured lines to stderr, written by a thread, so that a terminal that was stopped with Ctrl-S or a
+"""applianced's own log: entries to the journal or lines to stderr, written by a thread, so that a terminal that was stopped with Ctrl-S or a
 pipe that nobody reads cannot stop the supervisor. What does not fit into the queue is dropped, and the drop is told."""
 
 from __future__ import annotations
@@ -7,25 +7,36 @@ import contextlib
 import os
 import queue
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
+
+from appliance.supervisor import journal
 
 QUEUE_LINES = 10_000
 FLUSH_S = 1.0
 
 
+Entry = Mapping[str, Any] | str
+
+
+def _line(entry: Entry) -> bytes:
+    return f"{entry}\n".encode(errors="replace")
+
+
 class Outlet:
     """Owns the thread. One a process."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, encode: Callable[[Entry], bytes] = _line) -> None:
         self._descriptor = descriptor
-        self._lines: queue.Queue[str | None] = queue.Queue(QUEUE_LINES)
+        self._encode = encode
+        self._lines: queue.Queue[Entry | None] = queue.Queue(QUEUE_LINES)
         self._dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
 
-    def put(self, line: str) -> None:
+    def put(self, line: Entry) -> None:
         """Never waits."""
         try:
             if self._dropped:
@@ -44,7 +55,7 @@ class Outlet:
     def _write_all(self) -> None:
         while (line := self._lines.get()) is not None:
             with contextlib.suppress(OSError):
-                data = f"{line}\n".encode(errors="replace")
+                data = self._encode(line)
                 while data:
                     data = data[os.write(self._descriptor, data) :]
 
@@ -59,10 +70,14 @@ class _OutletLogger:
 
 
 def configure(descriptor: int = 2) -> Outlet:
-    """JSON lines for a journal, readable ones for a person at a terminal."""
-    outlet = Outlet(descriptor)
-    readable = os.isatty(descriptor)
-    renderer: Any = structlog.dev.ConsoleRenderer(colors=True) if readable else structlog.processors.JSONRenderer()
+    """Entries with fields for the journal, JSON lines for a pipe, readable ones for a person at a terminal."""
+    to_journal = journal.connected(os.environ, descriptor)
+    readable = to_journal is None and os.isatty(descriptor)
+    outlet = Outlet(descriptor) if to_journal is None else Outlet(to_journal, journal.datagram)
+    if to_journal is not None:
+        renderer: Any = lambda _, __, event: ((event,), {})  # noqa: E731 - structlog's signature; the outlet encodes it
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=True) if readable else structlog.processors.JSONRenderer()
     tracebacks: list[Any] = [] if readable else [structlog.processors.format_exc_info]
     structlog.configure(
         processors=[
