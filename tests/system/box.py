@@ -91,10 +91,15 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60
         time.sleep(pause_s)
 
 
+def image_path(cache: Path, release: Release) -> Path:
+    """Where it is kept: another list of packages is another image."""
+    key = hashlib.sha256(" ".join((*PACKAGES, *release.extra, *MASKED)).encode()).hexdigest()[:12]
+    return cache / f"{release.suite}-{key}"
+
+
 def base_image(cache: Path, release: Release = BOOKWORM) -> Path:
     """A system with what the package depends on, built where it is not there yet (about a minute)."""
-    key = hashlib.sha256(" ".join((*PACKAGES, *release.extra, *MASKED)).encode()).hexdigest()[:12]
-    image = cache / f"{release.suite}-{key}"
+    image = image_path(cache, release)
     if not image.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         fresh = cache / f".{image.name}.new"
@@ -186,7 +191,7 @@ class Box:
     def down(self) -> None:
         """A clean halt, then whatever is needed."""
         if self._nspawn is not None and self._nspawn.poll() is None:
-            leader = self._leader()
+            leader = self.leader()
             self._nspawn.terminate()
             try:
                 self._nspawn.wait(HALT_S)
@@ -217,19 +222,19 @@ class Box:
 
     def path(self, path: str) -> Path:
         """A path of the box as seen from here, also below its /run and /tmp."""
-        return Path(f"/proc/{self._leader()}/root", path.lstrip("/"))
+        return Path(f"/proc/{self.leader()}/root", path.lstrip("/"))
 
     def put(self, source: Path, target: str) -> None:
         """Copy a file in."""
         shutil.copy(source, self.path(target))
 
     def _entered(self, command: Sequence[str]) -> list[str]:
-        leader = self._leader()
+        leader = self.leader()
         assert leader is not None, f"{self.name} is not up"
         environment = [f"{name}={value}" for name, value in _ENVIRONMENT.items()]
         return ["nsenter", "-t", str(leader), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "--", "env", "-i", *environment, *command]
 
-    def _leader(self) -> int | None:
+    def leader(self) -> int | None:
         """The box's PID 1, by its number here: nspawn's only child."""
         assert self._nspawn is not None
         pid = self._nspawn.pid
@@ -242,7 +247,7 @@ class Box:
     def _is_up(self) -> bool:
         assert self._nspawn is not None
         assert self._nspawn.poll() is None, f"nspawn ended with {self._nspawn.returncode}:\n{self._console()}"
-        if self._leader() is None:
+        if self.leader() is None:
             return False
         return self.call("systemctl", "is-system-running").stdout.strip() in ("running", "degraded")
 

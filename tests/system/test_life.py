@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.system.box import wait_until
+from tests.system.coredumps import kept_by
 from tests.system.machine import GATEWAY, SOCKET, SUPERVISOR, Machine
 
 pytestmark = pytest.mark.system
@@ -76,6 +78,15 @@ def test_a_process_is_killed(machine: Machine, who: str) -> None:
         assert incident["cause"]
         sentence = machine.status()["last_incident"]["diagnosis"]["sentence"]
         assert sentence in machine.journal(), "the journal tells the same sentence"
+
+
+def test_the_journal_has_sentences_and_fields(machine: Machine) -> None:
+    """What `status` says is a message of the journal, and a state can be searched for."""
+    sentence = machine.status()["sentence"]
+    found = machine.box.do("journalctl", "--boot", "--output=cat", "--no-pager", "APPLIANCE_STATE=serving", "-u", SUPERVISOR)
+    assert any(line.startswith(sentence) for line in found.splitlines()), (sentence, found)
+    lines = machine.box.do("journalctl", "--boot", "--output=cat", "--no-pager", "-u", SUPERVISOR).splitlines()
+    assert any(line.startswith("[20") and "The engine is ready." in line for line in lines), "the engine's own words, as it said them"
 
 
 def test_stop_drains(machine: Machine) -> None:
@@ -181,3 +192,18 @@ def test_a_wrong_configuration_stops_it_with_the_reason(machine: Machine) -> Non
     assert machine.property(SUPERVISOR, "ExecMainStatus") == "78"
     assert "engine.threds" in machine.journal()
     own.unlink()
+
+
+def test_a_native_crash_is_kept_and_read(machine: Machine, tmp_path: Path) -> None:
+    """SIGSEGV of the engine: systemd-coredump has the dump under the unit's name, and `diagnose` knows the signal."""
+    engine, generation = machine.engine_pid(), machine.status()["generation"]
+    with kept_by(machine.box, tmp_path):
+        machine.box.do("kill", "-SEGV", str(engine))
+        wait_until(lambda: str(engine) in machine.box.call("coredumpctl", "--no-pager", "list").stdout, "the dump is listed", 90)
+    kept = machine.box.do("coredumpctl", "--no-pager", "info", str(engine))
+    assert "Signal: 11 (SEGV)" in kept
+    assert "Unit: llm-appliance.service" in kept
+    machine.wait_until_serving(above=generation)
+    said = machine.box.call("appliancectl", "diagnose")
+    assert said.returncode == 1
+    assert "SIGSEGV" in said.stdout

@@ -46,7 +46,7 @@ def tools(possible: None) -> Path:
 def released(request: pytest.FixtureRequest, scratch: Path, deb: Path, tools: Path) -> Iterator[tuple[Release, Machine]]:
     """A machine of a release with this checkout at /checkout."""
     release: Release = request.param
-    if release is boxes.NOBLE and not boxes.UBUNTU_KEYS.exists():
+    if release is boxes.NOBLE and not (boxes.UBUNTU_KEYS.exists() or boxes.image_path(CACHE, release).is_dir()):
         pytest.skip(f"NOT TESTED ON UBUNTU: {boxes.UBUNTU_KEYS} is missing (package ubuntu-keyring)")
     arguments = (f"--bind-ro={ROOT}:/checkout", f"--bind-ro={tools}:/testtools", f"--bind-ro={deb.parent}:/deb")
     box = Box(f"{release.suite}-{scratch.name[-4:]}", scratch / release.suite, (boxes.base_image(CACHE, release),), arguments).up()
