@@ -1,5 +1,5 @@
-"""applianced's own log: entries to the journal or lines to stderr, written by a thread, so that a terminal that was stopped with Ctrl-S or a
-pipe that nobody reads cannot stop the supervisor. What does not fit into the queue is dropped, and the drop is told."""
+"""applianced's own log: entries to the journal or lines to stderr, written by a thread, so that a terminal that was stopped with Ctrl-S or
+a pipe that nobody reads cannot stop the supervisor. What does not fit into the queue is dropped, and the drop is told."""
 
 from __future__ import annotations
 
