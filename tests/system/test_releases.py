@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.system import box as boxes
-from tests.system.box import Box, Release, wait_until
+from tests.system.box import Box, Release
 from tests.system.conftest import CACHE, ROOT
-from tests.system.machine import SUPERVISOR, Machine
+from tests.system.machine import Machine
 
 pytestmark = pytest.mark.system
 UNIT_TESTS = ("backends", "cli", "config", "control", "core", "diagnosis", "gateway", "gpu", "planner", "supervisor")
@@ -55,7 +55,7 @@ def released(request: pytest.FixtureRequest, scratch: Path, deb: Path, tools: Pa
 
 
 def test_the_package_is_built_and_starts(released: tuple[Release, Machine], deb: Path) -> None:
-    """Built by the release's own tools; installed without an engine it says that a model is missing, in an HTTP answer."""
+    """Built by the release's own tools; the package's own autopkgtest passes on it."""
     release, machine = released
     package = f"/deb/{deb.name}"
     if "debhelper" in release.extra:
@@ -64,9 +64,7 @@ def test_the_package_is_built_and_starts(released: tuple[Release, Machine], deb:
         )
         package = f"/srv/deb/{deb.name}"
     machine.apt("install", package)
-    machine.systemctl("start", SUPERVISOR)
-    wait_until(lambda: "model.path" in machine.http("/health")[1], "the gateway says what is missing")
-    assert machine.http("/health")[0] == 503
+    print(machine.box.do("sh", "/checkout/packaging/debian/tests/installed"))
 
 
 def test_the_control_plane_with_the_libraries_of_the_release(released: tuple[Release, Machine]) -> None:
