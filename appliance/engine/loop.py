@@ -198,8 +198,8 @@ class EngineLoop:
 
     def _prefill(self, chunks: list[Chunk]) -> None:
         """One pass over all chunks; if that fails, one by one, so that only the guilty one is lost."""
+        self._runner.apply(self._scheduler.take_moves())
         try:
-            self._runner.apply(self._scheduler.take_moves())
             logits = self._runner.prefill(chunks)
         except (MemoryError, RuntimeError) as error:
             if len(chunks) > 1:

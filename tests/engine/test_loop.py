@@ -22,7 +22,7 @@ from appliance.engine.loop import EngineLoop
 from appliance.engine.messages import FinishReason, GenerateRequest, RequestRefused, SamplingParams, TokenOutput
 from appliance.engine.scheduler import Chunk
 from appliance.engine.settings import EngineSettings
-from tests.engine.driver import GREEDY, Driver
+from tests.engine.driver import GREEDY, Driver, differences
 from tests.engine.test_tiny_models import SIZES, prompt, save_checkpoint
 
 ALLOC_TEXT = (
@@ -261,6 +261,41 @@ def test_a_failing_prefill_fails_its_request_alone(tiny: Path, error: Exception,
     assert driver.loop.stats().kv_blocks_used == 0
     assert str(error) in caplog.text
     assert "only request b is lost" in caplog.text
+
+
+def test_a_failing_prefill_does_not_touch_an_answer_that_is_computed_again_beside_it(tiny: Path) -> None:
+    """Preempted answers come back in the same pass as prompts that fail, and still have every bit that they had alone."""
+    prompts = {f"p{length}": prompt(length, length) for length in (5, 21, 37, 50)}
+    sampling = replace(GREEDY, max_new_tokens=60)
+    alone = Driver(tiny).alone(prompts, sampling)
+    driver = Driver(tiny, kv_pool_bytes=384 * 1024, prefill_fraction=0.7)
+    together = []
+
+    class Failing(dict[str, Exception]):
+        """Every request whose name says so."""
+
+        def __contains__(self, name: object) -> bool:
+            return str(name).startswith("fail")
+
+        def __missing__(self, name: str) -> Exception:
+            return RuntimeError(ALLOC_TEXT)
+
+    driver.runner.fail_prefill_of = Failing()
+    prefill = driver.runner.prefill
+
+    def watched(chunks: list[Chunk]) -> torch.Tensor | None:
+        kinds = {(chunk.sequence.answer_tokens > 0, chunk.sequence.request.request_id.startswith("fail")) for chunk in chunks}
+        together.append(kinds >= {(True, False), (False, True)})
+        return prefill(chunks)
+
+    driver.runner.prefill = watched  # type: ignore[method-assign, assignment]
+    answers = {name: driver.submit(name, ids, sampling) for name, ids in prompts.items()}
+    for index in range(400):
+        driver.submit(f"fail{index}", prompt(3), sampling)
+    driver.loop.run_until_idle()
+    assert driver.loop.stats().preemptions > 0
+    assert any(together), "no pass had both; the test shows nothing"
+    assert not differences(alone, answers)
 
 
 def test_a_model_that_says_nan_loses_that_request_alone(tmp_path: Path) -> None:
