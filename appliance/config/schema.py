@@ -166,7 +166,19 @@ class ResumeTable:
     """[resume] requests over a crash."""
 
     max_wait_s: float = key(300.0, "How long a request is held while the engine is away; then 503.", unit="s", minimum=0, maximum=86400)
-    max_attempts: int = key(2, "How often a request may lose its engine and be given to the next one.", minimum=0, maximum=100)
+    max_attempts: int = key(
+        2,
+        "How often in a row a request may lose its engine without getting any further, and be given to the next one.",
+        minimum=0,
+        maximum=100,
+    )
+    quarantine_ttl_s: float = key(
+        3600.0,
+        "How long a request is refused that killed an engine while it was alone with it.",
+        unit="s",
+        minimum=0,
+        maximum=604800,
+    )
 
 
 @dataclass(frozen=True, slots=True)
