@@ -43,10 +43,22 @@ def doctor(place: Place, as_json: bool) -> ExitCode:
         say_json({"ok": not failed, "findings": rows})
     else:
         for finding in found:
-            say(f"{_MARKS[finding.level]} {finding.name}: {finding.reason}")
-            if finding.cure:
-                say(f"       {faint('cure:')} {finding.cure}")
+            say_finding(finding)
     return ExitCode.BAD if failed else ExitCode.OK
+
+
+def say_finding(finding: Finding) -> None:
+    """For people: a line, and its cure below it."""
+    say(f"{_MARKS[finding.level]} {finding.name}: {finding.reason}")
+    if finding.cure:
+        say(f"       {faint('cure:')} {finding.cure}")
+
+
+def troubles_of_the_machine(state_dir: Path) -> Iterator[Finding]:
+    """Cards and host, what is not well with them."""
+    machine = Machine(user_groups=_service_groups())
+    every = (*check_cards(machine), *check_host(machine, str(state_dir)))
+    return (finding for finding in every if finding.level is not Level.OK)
 
 
 def findings(place: Place, machine: Machine) -> Iterator[Finding]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from appliance.cli import runtimes, setup_config
+from appliance.cli import runtimes, setup_config, setup_plan
 from appliance.cli.models import DEMO_MODEL, MODELS, model_folder
 from appliance.cli.place import CONTROL_SOCKET, SYSTEM_RUN_DIR, SYSTEM_STATE_DIR, Place, own_state_dir
 from appliance.cli.printing import bold, good, say
@@ -43,9 +44,9 @@ def setup(
 ) -> ExitCode:
     """Bring what is needed to serve.
 
-    The environment of the built-in engine, where it is not part of this installation; the demo model, if asked for; and a
-    drop-in of the configuration that names the model. Can be run again: what is there and whole is kept, what was interrupted
-    is made anew, what you have edited is never overwritten unasked.
+    Looks at the machine as doctor does; makes the environment of the built-in engine, where it is not part of this installation;
+    brings the demo model, or plans the memory for yours; and writes a drop-in of the configuration. Can be run again: what is
+    there and whole is kept, what was interrupted is made anew, what you have edited is never overwritten unasked.
 
     \b
     Example:
@@ -56,17 +57,23 @@ def setup(
     if demo and model:
         raise click.UsageError("--demo and --model name two models; serve one of them")
     state_dir = _state_dir(place)
+    is_box = state_dir == SYSTEM_STATE_DIR and not no_config
     asks = not yes and sys.stdin.isatty()
+    if is_box:
+        _look_around()
     if asks and not demo and model is None:
         demo, model = _ask_for_model()
     if not demo and model is None and engine_is_here():
         raise click.UsageError("say what to set up: --demo brings the demo model, --model names yours")
     named = model_folder(model, Path()) if model else None
+    values: dict[str, object] = {"model.path": str((models_dir or state_dir / MODELS) / DEMO_MODEL)} if demo else {}
+    if is_box and named is not None:
+        values = _plan(place, named)
     wanted = _Wanted(demo, models_dir or state_dir / MODELS, wheelhouse, python)
     owner = _other_owner(state_dir)
     code = _bring(place, state_dir, wanted) if owner is None else _bring_as(owner, state_dir, wanted)
-    if code is ExitCode.OK and state_dir == SYSTEM_STATE_DIR and not no_config:
-        _configure(place, wanted.models_dir / DEMO_MODEL if demo else named, asks=asks)
+    if code is ExitCode.OK and is_box:
+        _configure(place, values, asks=asks)
     return code
 
 
@@ -122,14 +129,31 @@ def _bring_as(owner: os.stat_result, state_dir: Path, wanted: _Wanted) -> ExitCo
     return ExitCode(ended.returncode) if ended.returncode in tuple(ExitCode) else ExitCode.BAD
 
 
-def _configure(place: Place, model: Path | None, *, asks: bool) -> None:
+def _look_around() -> None:
+    """What doctor finds wrong with the machine, before anything is fetched; it stops nothing."""
+    from appliance.cli.doctor import say_finding, troubles_of_the_machine
+
+    for finding in troubles_of_the_machine(SYSTEM_STATE_DIR):
+        say_finding(finding)
+
+
+def _plan(place: Place, model: Path) -> dict[str, object]:
+    config = place.load().config
+    if config.engine.backend != "native":
+        return {"model.path": str(model)}
+    found = setup_plan.planned(model, config)
+    say(f"{good('ok')} the plan: {found.sentence}")
+    return found.values
+
+
+def _configure(place: Place, values: Mapping[str, object], *, asks: bool) -> None:
     folder = (place.config_file() or DEFAULT_PATH).parent / "conf.d"
-    if model is not None:
+    if values:
         file = folder / setup_config.NAME
-        replace = asks and file.exists() and setup_config.is_edited(file.read_text(encoding="utf-8", errors="replace"))
-        may_replace = replace and click.confirm(f"{file} was edited. Write it anew and lose the edits?")
-        setup_config.write(folder, {"model.path": str(model)}, may_replace=may_replace)
-        say(f"{good('ok')} model.path = {model} ({file})")
+        edited = asks and file.exists() and setup_config.is_edited(file.read_text(encoding="utf-8", errors="replace"))
+        may_replace = edited and click.confirm(f"{file} was edited. Write it anew and lose the edits?")
+        setup_config.write(folder, values, may_replace=may_replace)
+        say(f"{good('ok')} {file}: {', '.join(f'{key} = {value}' for key, value in values.items())}")
     said = place.load().config.model.path
     if not said:
         say("No model is configured yet: `appliancectl setup --model DIR`, or --demo for a small one.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import zipfile
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from appliance.cli import runtimes, setup_config
+from appliance.cli.setup_plan import planned
 from appliance.config import load_config
 from appliance.config.runtimes import current_runtime, launch_python, with_runtime
 from appliance.config.schema import Config
-from appliance.core.errors import ApplianceError
+from appliance.core.errors import ApplianceError, BudgetError
 from tests.unit.cli.conftest import Ctl
 
 
@@ -133,3 +135,37 @@ def test_what_cannot_be_set_up_is_told(ctl: Ctl, tmp_path: Path, arguments: tupl
     said = ctl("--state-dir", tmp_path, "setup", *arguments)
     assert said.code != 0
     assert words in said.err
+
+
+def _model(folder: Path, weight_bytes: int) -> Path:
+    """A Llama of the given size whose weights are a hole in the file."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    header = json.dumps({"model.norm.weight": {"dtype": "BF16", "shape": [weight_bytes // 2], "data_offsets": [0, weight_bytes]}}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + weight_bytes)
+    return folder
+
+
+def test_the_plan_is_written_with_its_reason(tmp_path: Path) -> None:
+    """Keys that the schema knows, and a sentence with the number of tokens."""
+    found = planned(_model(tmp_path / "small", 1 << 20), Config())
+    setup_config.write(tmp_path / "conf.d", found.values, may_replace=False)
+    (tmp_path / "appliance.toml").touch()
+    config = load_config(tmp_path / "appliance.toml").config
+    assert config.model.path == str(tmp_path / "small")
+    assert config.engine.kv_pool_bytes == found.values["engine.kv_pool_bytes"]
+    assert "tokens, context 2,048" in found.sentence
+
+
+def test_a_model_that_is_too_large_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    """With what would say more."""
+    with pytest.raises(BudgetError, match="does not fit into this machine") as caught:
+        planned(_model(tmp_path / "large", 1 << 42), Config())
+    assert "appliancectl plan --engine native" in str(caught.value)
