@@ -85,6 +85,12 @@ class GpuTable:
         "auto: wait for a card when the machine has one, else use the CPU; required: never serve without; off: never look.",
         choices=("auto", "required", "off"),
     )
+    power_limit_w: float = key(
+        0.0,
+        "Power limit of each card in watts, set at boot where llm-appliance-cards.service is enabled; 0: as the driver has it.",
+        minimum=0,
+        maximum=2000,
+    )
     wait_s: float = key(90.0, "How long to wait for the driver and the device nodes.", unit="s", minimum=0, maximum=3600)
 
 

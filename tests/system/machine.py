@@ -11,6 +11,7 @@ from tests.system.box import Box, wait_until
 
 SUPERVISOR = "llm-appliance.service"
 GATEWAY = "llm-appliance-gateway.service"
+CARDS = "llm-appliance-cards.service"
 SOCKET = "llm-appliance-gateway.socket"
 URL = "http://127.0.0.1:8000"
 MODEL = "SmolLM2-135M-Instruct"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.system.box import wait_until
-from tests.system.machine import GATEWAY, SOCKET, SUPERVISOR, Machine
+from tests.system.machine import CARDS, GATEWAY, SOCKET, SUPERVISOR, Machine
 from tests.system.rack import Installed
 
 pytestmark = pytest.mark.system
@@ -29,12 +29,12 @@ def test_it_serves_after_a_reboot(machine: Machine) -> None:
 
 def test_systemd_finds_nothing_wrong_with_the_units(machine: Machine) -> None:
     """No warning, of this version of systemd."""
-    ended = machine.box.call("systemd-analyze", "verify", SUPERVISOR, GATEWAY, SOCKET, "llm-appliance.slice")
+    ended = machine.box.call("systemd-analyze", "verify", SUPERVISOR, GATEWAY, CARDS, SOCKET, "llm-appliance.slice")
     ours = [line for line in (ended.stdout + ended.stderr).splitlines() if "llm-appliance" in line]
     assert (ended.returncode, ours) == (0, [])
 
 
-@pytest.mark.parametrize("unit", [SUPERVISOR, GATEWAY])
+@pytest.mark.parametrize("unit", [SUPERVISOR, GATEWAY, CARDS])
 def test_the_units_are_hardened(machine: Machine, unit: str) -> None:
     """systemd-analyze security calls its exposure 2.0 at most."""
     text = machine.box.do("systemd-analyze", "security", "--no-pager", unit)
@@ -174,3 +174,22 @@ def test_the_port_of_the_configuration_is_the_ports(machine: Machine) -> None:
     assert machine.property(SOCKET, "Listen") == "127.0.0.1:8000 (Stream)"
     own.unlink()
     machine.systemctl("daemon-reload")
+
+
+def test_the_power_limit_is_set_at_boot_if_wanted(machine: Machine) -> None:
+    """With a stand-in for nvidia-smi: persistence mode first, then the limit of the configuration; not enabled unasked."""
+    assert machine.box.call("systemctl", "is-enabled", CARDS).stdout.strip() == "disabled"
+    tool = machine.box.path("/usr/local/bin/nvidia-smi")
+    tool.write_text("#!/bin/sh\necho nvidia-smi heard: $*\n")
+    tool.chmod(0o755)
+    own = machine.box.path("/etc/llm-appliance/conf.d/60-own.toml")
+    own.write_text("[gpu]\npower_limit_w = 280\n")
+    folder = machine.box.path(f"/run/systemd/system/{CARDS}.d")
+    folder.mkdir(parents=True)
+    (folder / "test.conf").write_text("[Unit]\nConditionPathExists=\n")  # there is no driver here
+    machine.systemctl("daemon-reload")
+    machine.systemctl("start", CARDS)
+    said = machine.box.do("journalctl", "--boot", "--output=cat", "-u", CARDS)
+    assert said.index("nvidia-smi heard: -pm 1") < said.index("nvidia-smi heard: -pl 280")
+    own.unlink()
+    tool.unlink()
