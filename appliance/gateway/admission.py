@@ -81,12 +81,11 @@ class Lane:
         Raises:
             Refused: the queue is full, the wait took too long, or would take longer than the client waits.
         """
-        if not returning:
-            at_once = self._has_room() and not self.queue_length
-            self._schedule.add(ticket)
-            if at_once and self._take() is ticket:
-                self._let_in(ticket)
-                return
+        if not self.queue_length and self._has_room() and self._fits(ticket) and self._flow_is_open(ticket):
+            if not returning:
+                self._schedule.pass_through(ticket)
+            self._let_in(ticket)
+            return
         waiter = self._queue(ticket, returning)
         self._grant()
         if not returning and not waiter.granted.done():
@@ -101,6 +100,12 @@ class Lane:
             mean = self._mean_held_s
             self._mean_held_s = held_s if mean is None else mean + _SMOOTHING * (held_s - mean)
         self._grant()
+
+    def enter_alone(self, ticket: Ticket) -> None:
+        """The lane is closed and has run empty: this one goes in, and nobody beside it until `open`."""
+        assert not self.is_open
+        assert not self.in_use
+        self._let_in(ticket)
 
     # one writer: the gate's watcher
 
@@ -160,9 +165,6 @@ class Lane:
     def _flow_is_open(self, ticket: Ticket) -> bool:
         return not ticket.max_concurrent or self._running_of[ticket.flow] < ticket.max_concurrent
 
-    def _take(self) -> Ticket | None:
-        return self._schedule.take(self._fits, self._flow_is_open)
-
     def _let_in(self, ticket: Ticket) -> None:
         self.in_use += 1
         self.reserved_tokens += ticket.tokens
@@ -186,6 +188,7 @@ class Lane:
         if returning:
             bisect.insort(self._returning, waiter, key=lambda other: other.ticket.order)
         else:
+            self._schedule.add(ticket)
             self._waiters[ticket] = waiter
         return waiter
 
@@ -231,7 +234,7 @@ class Lane:
                     return
                 del self._returning[0]
             else:
-                ticket = self._take()
+                ticket = self._schedule.take(self._fits, self._flow_is_open)
                 if ticket is None:
                     return
                 waiter = self._waiters.pop(ticket)

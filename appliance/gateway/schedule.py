@@ -81,6 +81,11 @@ class _Contest:
         self.clock = max(self.clock, start)
         self.starts[party] = start + tokens
 
+    def pass_through(self, party: Hashable, tokens: int) -> None:
+        """It goes without having waited."""
+        self.clock = max(self.clock, self.starts.get(party, 0))
+        self.starts[party] = self.clock + tokens
+
     def refund(self, party: Hashable, tokens: int) -> None:
         """It was charged for more than it took (or, below zero, for less)."""
         if party in self.starts:
@@ -148,12 +153,16 @@ class _Level:
 
     def add(self, ticket: Ticket) -> None:
         if ticket.flow not in self.flows:
-            self._forget_idle()
             self.flows[ticket.flow] = _Flow()
         if ticket.flow not in self.waiting:
             self.waiting.add(ticket.flow)
             self.contest.join(ticket.flow)
         self.flows[ticket.flow].add(ticket)
+
+    def pass_through(self, ticket: Ticket) -> None:
+        self.contest.pass_through(ticket.flow, ticket.tokens)
+        if len(self.contest.starts) > _FLOWS_KEPT + 2 * len(self.waiting):
+            self._forget_idle()
 
     def remove(self, ticket: Ticket) -> None:
         self.flows[ticket.flow].remove(ticket)
@@ -183,11 +192,13 @@ class _Level:
         if not self.flows[name].lines:
             self.waiting.discard(name)
             self.passes = self.passes if self.waiting else 0
+            if len(self.contest.starts) > _FLOWS_KEPT + 2 * len(self.waiting):
+                self._forget_idle()
 
     def _forget_idle(self) -> None:
-        if len(self.flows) >= max(_FLOWS_KEPT, 2 * len(self.waiting)):
-            for name in [name for name in self.flows if name not in self.waiting]:
-                del self.flows[name], self.contest.starts[name]
+        for name in [name for name in self.contest.starts if name not in self.waiting]:
+            del self.contest.starts[name]
+            self.flows.pop(str(name), None)
 
 
 class Schedule:
@@ -204,6 +215,10 @@ class Schedule:
         """It begins to wait."""
         self._levels[ticket.level].add(ticket)
         self.counts[ticket.flow] += 1
+
+    def pass_through(self, ticket: Ticket) -> None:
+        """It goes at once, because nobody waits, and is charged all the same."""
+        self._levels[ticket.level].pass_through(ticket)
 
     def remove(self, ticket: Ticket) -> None:
         """It does not wait any more, and was given nothing."""

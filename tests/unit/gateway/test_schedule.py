@@ -181,6 +181,17 @@ def test_what_was_not_used_is_not_charged() -> None:
     assert [one.flow for one in drained(schedule)] == ["b", "a", "b"]
 
 
+def test_who_did_not_have_to_wait_is_charged_all_the_same() -> None:
+    """A burst that took all the slots before others came goes after them."""
+    schedule = Schedule()
+    for _ in range(8):
+        schedule.pass_through(ticket("burst"))
+    first, second = ticket("burst"), ticket("other")
+    schedule.add(first)
+    schedule.add(second)
+    assert drained(schedule) == [second, first]
+
+
 def test_nobody_saves_up_while_away() -> None:
     """A flow that was idle for long has no claim on all the slots when it comes back."""
     schedule = Schedule()
@@ -230,12 +241,17 @@ def test_the_largest_flow_loses_its_newest() -> None:
 
 
 def test_thousands_of_flows_that_came_once_are_forgotten() -> None:
-    """Addresses of strangers are no leak."""
+    """Addresses of strangers are no leak, whether they had to wait or not."""
     schedule = Schedule()
     for number in range(5000):
-        schedule.add(ticket(f"10.0.{number // 256}.{number % 256}"))
-        taken(schedule)
-    assert len(schedule._levels[1].flows) <= 256
+        one = ticket(f"10.0.{number // 256}.{number % 256}")
+        if number % 2:
+            schedule.pass_through(one)
+        else:
+            schedule.add(one)
+            taken(schedule)
+    assert len(schedule._levels[1].flows) <= 258
+    assert len(schedule._levels[1].contest.starts) <= 258
 
 
 @pytest.mark.parametrize("flows", [1, 200])
