@@ -11,11 +11,14 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from appliance.core.errors import ApplianceError
 from appliance.core.launch import Endpoint
 from appliance.engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from appliance.engine.spare import Prepared
 
 _EXIT_LISTEN = 1
 _EXIT_DEFECT = 70
@@ -35,6 +38,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     address = parser.add_mutually_exclusive_group(required=True)
     address.add_argument("--socket", metavar="PATH", help="listen on this unix socket")
     address.add_argument("--port", type=_number(int, 0, 65535), metavar="N", help="listen on 127.0.0.1; 0 lets the kernel choose")
+    address.add_argument("--spare", action="store_true", help="load, and wait on standard input to be told what engine this is")
     settings = EngineSettings(Path())
     for name, minimum, default, doc in (
         ("threads", 0, settings.threads, "CPU threads; 0: one a core"),
@@ -100,8 +104,11 @@ def configure_evidence() -> None:
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
 
 
-async def serve(arguments: argparse.Namespace) -> int:
+async def serve(arguments: argparse.Namespace, prepared: Prepared | None = None) -> int:
     """One engine life; returns its exit code.
+
+    Args:
+        prepared: by a spare that this process was until now.
 
     Raises:
         ListenError: the address is in use.
@@ -117,10 +124,10 @@ async def serve(arguments: argparse.Namespace) -> int:
         # The text side first: a bad model folder is found out before the seconds that importing torch takes.
         from appliance.engine.text import ModelText
 
-        text = ModelText(settings.model_path)
+        text = prepared.text if prepared is not None else ModelText(settings.model_path)
         from appliance.engine.build import build_engine
 
-        return LoadedModel(build_engine(settings), text)
+        return LoadedModel(build_engine(settings, prepared.decoder if prepared is not None else None), text)
 
     listener = listen(Endpoint(socket_path=arguments.socket, port=arguments.port))
     try:
@@ -151,7 +158,13 @@ def main() -> NoReturn:
     configure_evidence()
     # One prompt is one string: threads of the tokenizer would only compete with the model's.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    run_life(serve(arguments))
+    prepared = None
+    if arguments.spare:
+        from appliance.engine.spare import stand_by
+
+        told, prepared = stand_by(settings_of(arguments))
+        arguments = parse_arguments(told)
+    run_life(serve(arguments, prepared))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,11 @@ from appliance.engine.settings import EngineSettings
 from appliance.engine.threads import settle_openmp, thread_count
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from appliance.engine.block_pool import PoolGeometry
     from appliance.engine.models.config import DecoderConfig
+    from appliance.engine.models.decoder import Decoder
     from appliance.engine.runner import ModelRunner
     from appliance.engine.scheduler import Scheduler
 
@@ -32,14 +35,14 @@ class EngineParts:
     threads: int
 
 
-def build_engine(settings: EngineSettings) -> Engine:
-    """Load the model and start the engine's thread.
+def build_engine(settings: EngineSettings, decoder: Decoder | None = None) -> Engine:
+    """Load the model, unless it is there already (engine/spare.py), and start the engine's thread.
 
     Raises:
         ModelError: the folder is missing, half-written, or not of a kind that the engine serves.
         BudgetError: the KV pool or the context length cannot be.
     """
-    parts = load_parts(settings)
+    parts = load_parts(settings, decoder)
     from appliance.engine.loop import EngineLoop
 
     loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, parts.threads)
@@ -47,22 +50,43 @@ def build_engine(settings: EngineSettings) -> Engine:
     return loop
 
 
-def load_parts(settings: EngineSettings) -> EngineParts:
+def load_decoder(model_path: Path, most_copied_bytes: int | None = None) -> Decoder:
+    """The weights, mapped.
+
+    Args:
+        most_copied_bytes: raise WouldCopy rather than copy more of them than this into memory of our own; None: copy.
+
+    Raises:
+        ModelError: see `build_engine`.
+    """
+    settle_openmp()
+    from appliance.engine.models.decoder import Decoder
+    from appliance.engine.models.registry import read_config
+    from appliance.engine.weights import ModelWeights, read_config_json
+
+    log.info("Load weight begin. model=%s", model_path)
+    started_s = time.monotonic()
+    config = read_config(read_config_json(model_path))
+    decoder = Decoder(config, ModelWeights(model_path, most_copied_bytes))
+    log.info("Load weight end. elapsed=%.2f s", time.monotonic() - started_s)
+    return decoder
+
+
+def load_parts(settings: EngineSettings, decoder: Decoder | None = None) -> EngineParts:
     """Raises as `build_engine`."""
     settle_openmp()
     import torch
 
     from appliance.engine.block_pool import BlockPool, PoolGeometry
     from appliance.engine.kv_cache import KvCache, bytes_per_token
-    from appliance.engine.models.decoder import Decoder
     from appliance.engine.models.registry import read_config
     from appliance.engine.runner import ModelRunner
     from appliance.engine.scheduler import Scheduler
-    from appliance.engine.weights import ModelWeights, read_config_json
+    from appliance.engine.weights import read_config_json
 
     threads = thread_count(settings.threads)
     torch.set_num_threads(threads)
-    config = read_config(read_config_json(settings.model_path))
+    config = decoder.config if decoder is not None else read_config(read_config_json(settings.model_path))
     geometry = PoolGeometry.divide(settings.kv_pool_bytes, bytes_per_token(config), settings.block_tokens, settings.prefill_fraction)
     limits = EngineLimits(
         model_id=settings.model_id,
@@ -73,10 +97,8 @@ def load_parts(settings: EngineSettings) -> EngineParts:
         max_new_tokens=geometry.decode_tokens - geometry.block_tokens + 2,
         continues_by=ContinuesBy.IDS,
     )
-    log.info("Load weight begin. model=%s", settings.model_path)
-    started_s = time.monotonic()
-    decoder = Decoder(config, ModelWeights(settings.model_path))
-    log.info("Load weight end. elapsed=%.2f s", time.monotonic() - started_s)
+    if decoder is None:
+        decoder = load_decoder(settings.model_path)
     runner = ModelRunner(decoder, KvCache(config, geometry), geometry)
     log.info(
         "KV cache is allocated. bytes=%d prompt_tokens=%d answer_tokens=%d block_tokens=%d",

@@ -29,6 +29,10 @@ _LONGEST_HEADER_BYTES = 100 * 1024**2
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
+class WouldCopy(Exception):
+    """More than was allowed of this checkpoint cannot be used where it lies in the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
     """Where a tensor lies: `begin` and `end` are bytes of the file."""
@@ -55,8 +59,11 @@ def read_config_json(folder: Path) -> dict[str, Any]:
 class ModelWeights:
     """The tensors of one folder, memory-mapped; implements models.decoder.Weights."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_copied_bytes: int | None = None) -> None:
         """Check and map.
+
+        Args:
+            most_copied_bytes: `get` and `stacked` raise WouldCopy rather than copy more than this altogether; None: they may.
 
         Raises:
             ModelError: a shard is missing, cut off, or not what it says it is; the message names the file and the cure.
@@ -65,6 +72,8 @@ class ModelWeights:
         for file in _weight_files(folder):
             self._places.update(read_header(file))
         self._maps: dict[Path, Tensor] = {}
+        self._most_copied_bytes = most_copied_bytes
+        self._copied_bytes = 0
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has it."""
@@ -77,7 +86,7 @@ class ModelWeights:
             ModelError: missing, or of another shape than config.json says.
         """
         place = self._place(name, shape)
-        return self._view(place.file, place.begin, place.end, place.dtype).view(shape).float()
+        return self._view(place.file, place.begin, place.end, place.dtype).view(shape)
 
     def stacked(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Tensor:
         """Matrices on top of each other: one view where they lie so in the file (converted ones do), else a copy.
@@ -89,7 +98,8 @@ class ModelWeights:
         first, last = places[0], places[-1]
         adjacent = all(a.file == b.file and a.end == b.begin and a.dtype == b.dtype for a, b in itertools.pairwise(places))
         if adjacent:
-            return self._view(first.file, first.begin, last.end, first.dtype).view(sum(rows), columns).float()
+            return self._view(first.file, first.begin, last.end, first.dtype).view(sum(rows), columns)
+        self._count_copy(sum(rows) * columns)
         return torch.cat([self.get(name, (count, columns)) for name, count in zip(names, rows, strict=True)])
 
     def _place(self, name: str, shape: tuple[int, ...]) -> TensorPlace:
@@ -109,9 +119,16 @@ class ModelWeights:
             with file.open("rb") as handle:
                 mapped = mmap.mmap(handle.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             self._maps[file] = torch.frombuffer(mapped, dtype=torch.uint8)
-        piece = self._maps[file][begin:end]
-        aligned = begin % _DTYPES[dtype].itemsize == 0  # the format does not promise it
-        return (piece if aligned else piece.clone()).view(_DTYPES[dtype])
+        piece, kind = self._maps[file][begin:end], _DTYPES[dtype]
+        aligned = begin % kind.itemsize == 0  # the format does not promise it
+        if not aligned or kind is not torch.float32:
+            self._count_copy((end - begin) // kind.itemsize)
+        return (piece if aligned else piece.clone()).view(kind).float()
+
+    def _count_copy(self, numbers: int) -> None:
+        self._copied_bytes += numbers * torch.float32.itemsize
+        if self._most_copied_bytes is not None and self._copied_bytes > self._most_copied_bytes:
+            raise WouldCopy(f"over {format_bytes(self._most_copied_bytes)} of the weights have to be copied before use")
 
 
 def read_header(file: Path) -> dict[str, TensorPlace]:

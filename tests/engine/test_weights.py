@@ -13,10 +13,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from appliance.core.errors import ModelError
-from appliance.engine.build import load_parts
+from appliance.engine.build import load_decoder, load_parts
 from appliance.engine.models.registry import read_config
 from appliance.engine.settings import EngineSettings
-from appliance.engine.weights import ModelWeights, read_config_json
+from appliance.engine.weights import ModelWeights, WouldCopy, read_config_json
 from tests.engine.test_tiny_models import SIZES, save_checkpoint
 
 
@@ -167,6 +167,20 @@ def test_matrices_that_lie_apart_are_stacked_by_copy(folder: Path) -> None:
     stacked = weights.stacked(names, (64, 32, 32), 64)
     parts = [weights.get(name, (rows, 64)) for name, rows in zip(names, (64, 32, 32), strict=True)]
     assert torch.equal(stacked, torch.cat(parts))
+
+
+def test_copies_are_refused_where_they_are_not_wanted(folder: Path) -> None:
+    """A spare may not hold a second set of weights: one of another dtype, or matrices that lie apart, end the load before it copies."""
+    stacked_bytes = 3 * (64 + 32 + 32) * 64 * 4  # q, k and v of three layers
+    load_decoder(folder, stacked_bytes)
+    with pytest.raises(WouldCopy, match="have to be copied before use"):
+        load_decoder(folder, stacked_bytes - 1)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    weights = ModelWeights(folder, 0)
+    with pytest.raises(WouldCopy):
+        weights.get("model.norm.weight", (64,))
+    load(folder)
 
 
 @pytest.mark.parametrize("shift", [0, 1, 2, 3])

@@ -264,5 +264,5 @@ def test_impossible_settings_are_said_and_coded(demo_model: Path, tmp_path: Path
     ]
     result = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert result.returncode == 78
-    assert re.search(r"ERROR a context length of 999999 tokens exceeds the model's own limit of \d+", result.stderr)
+    assert re.search(r"ERROR BudgetError: a context length of 999999 tokens exceeds the model's own limit of \d+", result.stderr)
     assert "Traceback" not in result.stderr

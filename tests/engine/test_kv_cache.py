@@ -1,0 +1,36 @@
+"""The KV cache's memory as the operating system sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from appliance.engine.block_pool import PoolGeometry
+from appliance.engine.kv_cache import KvCache
+from appliance.engine.models.config import DecoderConfig, LayerSpec, RopeSpec
+
+MIB = 1024**2
+
+
+def anonymous_bytes() -> int:
+    """Memory of our own that was really touched."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+
+
+def test_a_pool_costs_nothing_until_it_is_used() -> None:
+    """2 GiB: no page of it is touched by making it, nor by reading zeros; a block that is written takes its own pages."""
+    config = DecoderConfig(
+        "LlamaForCausalLM", 32, 64, 96, 8, 8, 64, (LayerSpec(0, RopeSpec(1e4)),) * 8, 1e-5, "silu", 0.125, True, 4096
+    )  # fmt: skip
+    before = anonymous_bytes()
+    cache = KvCache(config, PoolGeometry(16, 2000, 2095))
+    keys = cache.keys(7)
+    assert keys.shape == (4096, 8, 16, 64)
+    assert keys.is_contiguous()
+    assert anonymous_bytes() - before < 8 * MIB
+    assert keys[::512].count_nonzero() == 0
+    cache.scrub([5])
+    assert keys[5].count_nonzero() == 0
+    keys[5] += 1.0
+    assert cache.keys(7)[4:7].sum() == 8 * 16 * 64
+    assert anonymous_bytes() - before < 16 * MIB
