@@ -62,20 +62,6 @@ def parse(raw: bytes, boot_time_s: float, sequence: int, *, replayed: bool) -> K
     return KernelLine(message.decode("utf-8", errors="replace"), time_s, int(record["sequence"]), replayed)
 
 
-# NVRM: Xid (PCI:0000:0a:00): 79, GPU has fallen off the bus.
-# NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
-_XID_79 = re.compile(r"NVRM: Xid \([^)]*\): 79\b")
-# NVRM: GPU 0000:0a:00.0: GPU has fallen off the bus.
-# NVRM: GPU at 0000:01:00.0 has fallen off the bus.
-# NVRM: fallen off the bus and is not responding to commands.        (the last of three lines, or of one record)
-_OFF_THE_BUS = re.compile(r"NVRM: .*\bfallen\s+off\s+the\s+bus\b", re.DOTALL)
-
-
-def says_gpu_lost(text: str) -> bool:
-    """Whether a kernel message says that a card is gone for good, by number or in words."""
-    return bool(_XID_79.search(text) or _OFF_THE_BUS.search(text))
-
-
 def boot_id() -> str | None:
     """Names this boot."""
     try:
@@ -105,6 +91,8 @@ class KernelLog:
         self._listen: Callable[[Sequence[KernelLine]], None] | None = None
         self._poll: asyncio.Task[None] | None = None
         self.boot_id = boot_id()
+        self.is_of_this_boot = False
+        """Whether what is replayed was said in this boot: true of the kernel's own ring, unknown of a file."""
         self.problem: str | None = None
 
     def start(self, listen: Callable[[Sequence[KernelLine]], None]) -> None:
@@ -119,7 +107,7 @@ class KernelLog:
             self.problem = f"{self._path} cannot be read ({error.strerror}){hint}"
             return
         self._listen = listen
-        self._one_record_a_read = stat.S_ISCHR(mode)
+        self._one_record_a_read = self.is_of_this_boot = stat.S_ISCHR(mode)
         self._read(replayed=True)
         if stat.S_ISREG(mode):
             self._poll = asyncio.ensure_future(self._follow_file())

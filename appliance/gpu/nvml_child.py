@@ -1,45 +1,96 @@
-"""`python -m appliance.gpu.nvml_child`: ask NVML once, print one line of JSON, end. Runs in a child because NVML may hang."""
+"""`python -m appliance.gpu.nvml_child`: answers questions to NVML, a line of JSON each, until its input ends.
+
+A process of its own because NVML may hang in the kernel. A question is `{"number": N, "leave": [PCI addresses]}`: those cards are not
+touched, and the answer carries the same number, so that one that nobody waited for is not taken for the next.
+NVML is initialised and the cards are enumerated once, by the first question; after that each card is asked through its own handle,
+so that a card that is lost later is never involved again. Where NVML cannot be initialised, the answer says why and the process ends.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from typing import Any
 
+from appliance.gpu.cards import normal_address
+
 NO_LIBRARY = 12
+Json = dict[str, Any]
 
 
-def report() -> dict[str, Any]:
-    """As read by nvml.read_report."""
+def main() -> None:
+    """One line in, one line out."""
     try:
         import pynvml
     except ImportError:
-        return {"code": NO_LIBRARY, "problem": "the Python package nvidia-ml-py is not installed"}
+        _say({"code": NO_LIBRARY, "problem": "the Python package nvidia-ml-py is not installed"})
+        return
+    cards: dict[str, tuple[Any, Json]] | None = None
+    for line in sys.stdin:
+        question = json.loads(line)
+        number, leave = question["number"], frozenset(question["leave"])
+        try:
+            if cards is None:
+                pynvml.nvmlInit()
+                driver, cards = str(pynvml.nvmlSystemGetDriverVersion()), _enumerate(pynvml)
+        except pynvml.NVMLError as error:
+            _say({"number": number, "code": int(error.value), "problem": str(error)})
+            return
+        gpus = [facts | _now(pynvml, handle) for address, (handle, facts) in cards.items() if address not in leave]
+        _say({"number": number, "code": 0, "problem": "", "driver": driver, "gpus": gpus})
+
+
+def _say(answer: Json) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def _enumerate(pynvml: Any) -> dict[str, tuple[Any, Json]]:
+    """Address → handle and what never changes; a card that gives no handle stands under its index, with the reason."""
+    cards: dict[str, tuple[Any, Json]] = {}
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            address = normal_address(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId)) or str(index)
+            facts = {
+                "address": address, "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)), "name": _text(pynvml.nvmlDeviceGetName(handle)),
+            }  # fmt: skip
+            cards[address] = (handle, facts)
+        except pynvml.NVMLError as error:
+            cards[str(index)] = (None, {"code": int(error.value), "problem": str(error)})
+    return cards
+
+
+def _now(pynvml: Any, handle: Any) -> Json:
+    """What changes. Memory is what counts: without it the card is one that does not answer."""
+    if handle is None:
+        return {}
     try:
-        pynvml.nvmlInit()
-        gpus = [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return {"code": 0, "problem": "", "driver": str(pynvml.nvmlSystemGetDriverVersion()), "gpus": gpus}
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError as error:
         return {"code": int(error.value), "problem": str(error)}
+    watts = _maybe(pynvml, lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+    return {
+        "total_bytes": int(memory.total),
+        "free_bytes": int(memory.free),
+        "used_bytes": int(memory.used),
+        "persistence": _maybe(pynvml, lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
+        "temperature_c": _maybe(pynvml, lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
+        "power_w": watts,
+    }
 
 
-def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _maybe(pynvml: Any, ask: Callable[[], Any]) -> Any:
+    """Not every card supports everything: an absent number, not a fault."""
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        found["pci_bus_id"] = str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
-        found["uuid"] = str(pynvml.nvmlDeviceGetUUID(handle))
-        found["name"] = str(pynvml.nvmlDeviceGetName(handle))
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        found["total_bytes"], found["free_bytes"] = int(memory.total), int(memory.free)
-    except pynvml.NVMLError as error:
-        found["problem"] = str(error)
-        return found
-    try:
-        found["persistence"] = bool(pynvml.nvmlDeviceGetPersistenceMode(handle))
+        return ask()
     except pynvml.NVMLError:
-        found["persistence"] = None  # not supported here: an absent number, not a fault
-    return found
+        return None
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 if __name__ == "__main__":
-    print(json.dumps(report()), flush=True)
+    main()

@@ -7,7 +7,6 @@ A device node that exists proves nothing (the bare library makes /dev/nvidiactl 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import errno
 import os
@@ -17,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.core.units import format_duration
+from appliance.gpu.cards import Card, Roots, cards_on_bus
 from appliance.gpu.nvml import NvmlReport
 
-NVIDIA_VENDOR = "0x10de"
-DISPLAY_CLASSES = ("0x0300", "0x0302")
 POLL_FIRST_S = 0.25
 POLL_MAX_S = 2.0
 
@@ -39,15 +37,7 @@ class Code(enum.Enum):
     DRIVER_ERROR = "driver-error"
     NVML_HUNG = "nvml-hung"
     GPU_MISSING = "gpu-missing"
-
-
-@dataclass(frozen=True, slots=True)
-class Roots:
-    """Where the kernel's files are; other places in tests."""
-
-    sys: Path = Path("/sys")
-    proc: Path = Path("/proc")
-    dev: Path = Path("/dev")
+    GPU_LOST = "gpu-lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +54,24 @@ class Readiness:
         return self.code is Code.READY
 
 
-def nvidia_cards(roots: Roots) -> tuple[Path, ...]:
-    """The display controllers of NVIDIA on the PCI bus."""
-    found = []
-    for device in sorted((roots.sys / "bus/pci/devices").glob("*")):
-        with contextlib.suppress(OSError):
-            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-            if vendor == NVIDIA_VENDOR and kind[:6] in DISPLAY_CLASSES:
-                found.append(device)
-    return tuple(found)
-
-
-def look(roots: Roots) -> Readiness:
-    """Steps 1 to 3."""
-    cards = nvidia_cards(roots)
+def look(roots: Roots, lost: frozenset[str] = frozenset()) -> Readiness:
+    """Steps 1 to 3. Cards that were lost in this boot do not count, and nothing of them is opened."""
+    on_bus = cards_on_bus(roots)
+    cards = tuple(card for card in on_bus if card.address not in lost)
     count = len(cards)
     if not cards:
-        return Readiness(Code.NO_GPU, 0, "no NVIDIA card on the PCI bus")
+        gone = f"{' and '.join(sorted(lost))} was lost in this boot and no other card is left: reboot, or switch the power off and on"
+        return Readiness(Code.GPU_LOST, 0, gone) if lost else Readiness(Code.NO_GPU, 0, "no NVIDIA card on the PCI bus")
     if not (roots.proc / "driver/nvidia/version").exists():
         return Readiness(Code.NO_DRIVER, count, f"the NVIDIA driver is not loaded{_driver_hint(cards[0])}")
-    for name in ("nvidiactl", *(f"nvidia{index}" for index in range(count)), "nvidia-uvm"):
+    for name in ("nvidiactl", *(f"nvidia{card.minor}" for card in cards), "nvidia-uvm"):
         problem = _open_problem(roots.dev / name)
         if problem is not None:
             code = Code.PERMISSION if problem in (errno.EACCES, errno.EPERM) else Code.NODES_MISSING
             cure = "add the service's user to the groups video and render" if code is Code.PERMISSION else _node_hint(name)
             return Readiness(code, count, f"/dev/{name}: {os.strerror(problem)}; {cure}")
-    return Readiness(Code.READY, count, f"{count} card{'s' if count > 1 else ''}")
+    without = f" ({' and '.join(sorted(lost))} was lost in this boot)" if lost else ""
+    return Readiness(Code.READY, count, f"{count} card{'s' if count > 1 else ''}{without}")
 
 
 _NVML_CODES = {
@@ -108,7 +90,7 @@ def judge(files: Readiness, report: NvmlReport) -> Readiness:
         code, words = _NVML_CODES.get(report.code, (Code.DRIVER_ERROR, f"NVML fails with error {report.code}"))
         return Readiness(code, files.cards, f"{words} ({report.problem})")
     usable = [gpu for gpu in report.gpus if gpu.problem is None]
-    notes = [f"{gpu.name or gpu.pci_bus_id}: {gpu.problem}" for gpu in report.gpus if gpu.problem is not None]
+    notes = [f"{gpu.name or gpu.address or 'a card'}: {gpu.problem}" for gpu in report.gpus if gpu.problem is not None]
     if len(usable) < files.cards:
         return Readiness(Code.GPU_MISSING, len(usable), "; ".join([f"{len(usable)} of {files.cards} cards answer", *notes]))
     if any(gpu.persistence is False for gpu in usable):
@@ -121,30 +103,36 @@ async def wait(
     wait_s: float,
     ask_nvml: Callable[[], Awaitable[NvmlReport]],
     tell: Callable[[Readiness], None],
+    lost: Callable[[], frozenset[str]] = frozenset,
 ) -> Readiness:
     """Until the cards can be used. Without any card: at once. After `wait_s` fewer cards than expected will do.
 
     Args:
         tell: called with each answer that is not the last.
+        lost: addresses of cards that were lost in this boot; may grow while we wait.
     """
     began_s, pause_s = time.monotonic(), POLL_FIRST_S
     while True:
-        now = look(roots)
+        now = look(roots, lost())
         if now.ready:
             now = judge(now, await ask_nvml())
         late = time.monotonic() - began_s >= wait_s
-        if now.ready or now.code is Code.NO_GPU:
+        if now.ready or now.code in (Code.NO_GPU, Code.GPU_LOST):
             return now
         if late and now.code is Code.GPU_MISSING and now.cards > 0:
             return Readiness(Code.READY, now.cards, now.reason)
+        if now.code is Code.NVML_HUNG and lost():
+            # The files say that the other cards are there, and NVML is not asked again beside a lost one.
+            return Readiness(Code.READY, now.cards, f"{now.cards} by the files alone ({now.reason})")
         waited = f" (for {format_duration(time.monotonic() - began_s)} now, gpu.wait_s = {wait_s:g})" if late else ""
         tell(Readiness(now.code, now.cards, now.reason + waited))
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, POLL_MAX_S)
 
 
-def _driver_hint(card: Path) -> str:
-    bound = (card / "driver").resolve().name if (card / "driver").exists() else ""
+def _driver_hint(card: Card) -> str:
+    driver = card.device / "driver"
+    bound = driver.resolve().name if driver.exists() else ""
     if bound and bound != "nvidia":
         return f": the card is bound to {bound}; blacklist it and reboot"
     return "; is it installed, and allowed by Secure Boot?"

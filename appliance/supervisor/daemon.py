@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from appliance.backends import Backend, backend_of
 from appliance.config.schema import Config
-from appliance.control.codec import incident_to_json
 from appliance.control.server import PublicationBoard
-from appliance.core.causes import Cause
-from appliance.core.diagnosis import Citation, Confidence, Diagnosis
 from appliance.core.errors import ApplianceError
-from appliance.core.evidence import Source
-from appliance.core.incident import Incident
 from appliance.core.publication import Publication
 from appliance.core.states import EngineState
-from appliance.gpu.kernel_log import KernelLine, KernelLog, says_gpu_lost
-from appliance.gpu.nvml import NvmlProbe
-from appliance.gpu.readiness import Roots
+from appliance.gpu.cards import Roots
+from appliance.gpu.kernel_log import KernelLine, KernelLog
+from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import events as ev
-from appliance.supervisor.evidence_desk import EvidenceDesk, brief, unasked, window
+from appliance.supervisor.card_ledger import CardLedger
+from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, cannot_plan, incident_id
+from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.gpu_watch import GpuWatch
 from appliance.supervisor.groups import Delegation, Group, SessionGroup
 from appliance.supervisor.hang import HangLimits
@@ -49,7 +45,6 @@ TURN_S = 1.0
 EVENTS_A_TURN = 1000
 
 log = structlog.get_logger()
-Diagnose = Callable[..., Diagnosis]
 
 
 class Supervisor:
@@ -67,7 +62,7 @@ class Supervisor:
         delegation: Delegation | None = None,
         adopts_orphans: bool = False,
         roots: Roots | None = None,
-        nvml: NvmlProbe | None = None,
+        nvml: NvmlReader | None = None,
     ) -> None:
         self.config = config
         self.backend: Backend = backend_of(config)
@@ -78,12 +73,12 @@ class Supervisor:
         self.kernel_log = KernelLog(config.diagnosis.kernel_log)
         self.desk = EvidenceDesk(self.kernel_log.boot_id)
         self.began_s = time.time()
-        self.last_incident: dict[str, Any] | None = None
-        self.gpu = GpuWatch(self.backend, roots or Roots(), nvml or NvmlProbe(), self.post, self.start_task)
+        self.cards = CardLedger(roots or Roots(), self.kernel_log.boot_id, store)
+        self.gpu = GpuWatch(self.backend, roots or Roots(), self.cards, nvml or NvmlReader(), self.post, self.start_task)
+        self.casework = Casework(self.backend, self.desk, self.cards, store, diagnose)
         self.life: EngineLife | None = None
         self.state = self._first_state()
         self.board = PublicationBoard(publication_of(self.state))
-        self._diagnose = diagnose
         self._adopts_orphans = adopts_orphans
         self._events: deque[tuple[ev.Event, asyncio.Future[MachineState] | None]] = deque()
         self._woken = asyncio.Event()
@@ -164,6 +159,8 @@ class Supervisor:
                 self.life.hurry()
         if isinstance(event, ev.StopRequested):
             self.notifier.stopping()
+        if isinstance(event, ev.ResumeRequested) and before.state is EngineState.PARKED:
+            self.gpu.forgive()
 
     def _perform_guarded(self, effect: ev.Effect) -> None:
         """A defect in our hands may not end the service: it is logged, and the machine gets an answer that it can act on."""
@@ -171,7 +168,7 @@ class Supervisor:
             self._perform(effect)
         except Exception as error:
             log.error("an effect failed; please report this", effect=type(effect).__name__, exc_info=error)
-            answer = _answer_to_defect(effect, error)
+            answer = answer_to_defect(effect, error)
             if answer is not None:
                 self.post(answer)
 
@@ -189,8 +186,12 @@ class Supervisor:
                 self._kill(effect, self.life)
             case ev.Kill(generation=generation):
                 self.post(ev.GroupEmpty(generation))
+            case ev.Abandon() if self.life is not None:
+                self.life.abandon()
+                self.life = None
             case ev.Diagnose(generation=generation):
-                self._judge(generation)
+                self.kernel_log.drain()
+                self.post(self.casework.judge(generation, self._lines, uses_gpu=self.state.uses_gpu))
             case ev.SetTimer():
                 self._set_timer(effect)
             case ev.Exit():
@@ -201,12 +202,9 @@ class Supervisor:
     def _record(self, effect: ev.Effect) -> None:
         match effect:
             case ev.RecordIncident():
-                self._record_incident(effect)
-            case ev.RecordRecovery(incident_id=incident_id, recovered_s=recovered_s):
-                self.store.recovered(incident_id, recovered_s)
-                if self.last_incident is not None and self.last_incident["incident_id"] == incident_id:
-                    self.last_incident |= {"recovered_s": recovered_s}
-                log.info("serving again", incident=incident_id, recovered_s=round(recovered_s, 3))
+                self.casework.record(effect, self._lines, self.model_name)
+            case ev.RecordRecovery(incident_id=incident, recovered_s=recovered_s):
+                self.casework.recovered(incident, recovered_s)
             case ev.SaveHistory(history=history, generation=generation):
                 self.run_dir.note_generation(generation)
                 self.store.remember(Memory(history, generation, fingerprint(self.config)))
@@ -222,8 +220,6 @@ class Supervisor:
         memory = self.store.load()
         # Another configuration is another story: what failed under the old one is not held against the new one.
         history = memory.history if memory.settings == fingerprint(self.config) else History()
-        newest = self.store.recent(1)
-        self.last_incident = newest[0] if newest else None
         return MachineState(
             settings=MachineSettings.of(self.config),
             ladder=ladder,
@@ -237,13 +233,15 @@ class Supervisor:
         try:
             spec = self.backend.launch_spec(self.config, effect.rung, effect.generation, self.run_dir.path)
         except ApplianceError as error:
-            self.post(ev.PlanFailed(effect.generation, _cannot_plan(error), _incident_id()))
+            self.post(ev.PlanFailed(effect.generation, cannot_plan(error), incident_id()))
         else:
+            if self.state.uses_gpu:
+                spec = replace(spec, env={**spec.env, **self.cards.environment()})
             self.post(ev.Planned(effect.generation, spec))
 
     def _spawn(self, effect: ev.Spawn) -> None:
         self.run_dir.remove_engine_sockets()
-        self.desk.begin_life()
+        self.desk.begin_life(self.cards.lost)
         life = EngineLife(effect.generation, effect.spec, self._around)
         self.life = life
         supervisor = self.config.supervisor
@@ -274,38 +272,6 @@ class Supervisor:
         log.info("ending the engine", how=effect.how.value, generation=effect.generation, reason=effect.reason)
         life.kill(effect.how, self.config.supervisor.stop_deadline_s)
 
-    def _judge(self, generation: int) -> None:
-        self.kernel_log.drain()
-        evidence = brief(self.desk.collect(self.life.lines if self.life is not None else ()))
-        began_s = time.monotonic()
-        diagnosis = unasked(self._diagnose(evidence, stopped_by_us=False, engine=self.backend.name), evidence)
-        took_s = time.monotonic() - began_s
-        log.info(diagnosis.sentence, cause=diagnosis.cause.label, confidence=diagnosis.confidence.value, took_s=round(took_s, 3))
-        self.post(ev.Diagnosed(generation, diagnosis, _incident_id(), random.random()))
-
-    def _record_incident(self, effect: ev.RecordIncident) -> None:
-        evidence = self.desk.collect(self.life.lines if self.life is not None else ())
-        failure = effect.failure
-        incident = Incident(
-            incident_id=effect.incident_id,
-            time_s=time.time() - (time.monotonic() - failure.time_s),
-            generation=failure.generation,
-            engine=self.backend.name,
-            engine_version=self.backend.version,
-            model=self.model_name,
-            phase=failure.phase.value,
-            diagnosis=effect.diagnosis,
-            action=effect.action,
-            evidence=window(evidence, effect.diagnosis),
-            rung_before=failure.rung,
-            rung_after=effect.rung_after,
-            inflight=tuple(request for request in self.desk.inflight if request.generation == failure.generation),
-            uptime_s=failure.uptime_s,
-        )
-        self.store.record(incident)
-        self.last_incident = incident_to_json(incident, evidence=False)
-        log.warning(effect.action.basis, incident=incident.incident_id, cause=effect.diagnosis.cause.label, action=effect.action.kind.value)
-
     def sensors(self) -> dict[str, dict[str, Any]]:
         """Each of our ears: whether it hears, and why not."""
         problems = {"kernel_log": self.kernel_log.problem, "incidents": self.store.problem}
@@ -313,7 +279,8 @@ class Supervisor:
         held = (
             "each engine is held by a cgroup of its own" if self.delegation else "no cgroup is delegated: engines are held by their session"
         )
-        return heard | {"gpu": {"ok": True, "detail": self.gpu.words}, "cgroup": {"ok": self.delegation is not None, "detail": held}}
+        cards = {"ok": not self.cards.lost, "detail": "; ".join(filter(None, (self.cards.words, self.gpu.words)))}
+        return heard | {"gpu": cards, "cgroup": {"ok": self.delegation is not None, "detail": held}}
 
     def reload(self, config: Config) -> tuple[Change, ...]:
         """Take over what can be taken over; says what changed and when it counts."""
@@ -323,9 +290,18 @@ class Supervisor:
         return found
 
     @property
+    def last_incident(self) -> dict[str, Any] | None:
+        """As `status` tells it: without evidence."""
+        return self.casework.last_incident
+
+    @property
     def model_name(self) -> str:
         """The id that clients use."""
         return (self.state.limits or self.backend.limits(self.config, self.state.rung)).model_id
+
+    @property
+    def _lines(self) -> tuple[LogLine, ...]:
+        return self.life.lines if self.life is not None else ()
 
     def _finish_life(self) -> None:
         if self.life is not None:
@@ -339,16 +315,16 @@ class Supervisor:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.gpu.close()
         self._finish_life()
         self.run_dir.remove_engine_sockets()
 
     # -- ears and mouth --------------------------------------------------------------------------------------------------
 
     def _on_kernel_lines(self, lines: Sequence[KernelLine]) -> None:
-        self.desk.add_kernel(lines)
         for line in lines:
-            if not line.replayed and says_gpu_lost(line.text):
-                self.post(ev.GpuLost(line.text))
+            ours = not line.replayed or self.kernel_log.is_of_this_boot
+            self.desk.add_kernel(line, self.gpu.hear(line.text, replayed=line.replayed) if ours else None)
 
     def _publish(self, publication: Publication) -> None:
         self.board.post(publication)
@@ -364,32 +340,3 @@ class Supervisor:
 
 def _log_engine_line(generation: int, line: LogLine) -> None:
     log.info(line.text, engine=generation)
-
-
-def _incident_id() -> str:
-    return time.strftime("inc-%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
-
-
-def _cannot_plan(error: ApplianceError) -> Diagnosis:
-    root = Citation(Source.PROBE, 0, error.message)
-    remedies = (error.hint,) if error.hint else ()
-    return Diagnosis(Cause.MODEL_MISSING, Confidence.HIGH, error.message, root, remedies=remedies)
-
-
-def _answer_to_defect(effect: ev.Effect, error: Exception) -> ev.Event | None:
-    text = f"applianced itself failed ({type(error).__name__}: {error}); please report this"
-    unknown = Diagnosis(Cause.UNKNOWN, Confidence.LOW, text, None)
-    match effect:
-        case ev.Plan(generation=generation):
-            return ev.PlanFailed(generation, unknown, _incident_id())
-        case ev.Spawn(generation=generation):
-            return ev.SpawnFailed(generation, text)
-        case ev.Prove(generation=generation):
-            return ev.ProofFailed(generation, text)
-        case ev.Kill(generation=generation):
-            return ev.GroupStuck(generation, text)
-        case ev.Diagnose(generation=generation):
-            return ev.Diagnosed(generation, unknown, _incident_id(), 0.0)
-        case ev.WaitForGpu():
-            return ev.GpuWaiting(text)
-    return None

@@ -74,6 +74,13 @@ class GpuWaiting:
 
 
 @dataclass(frozen=True, slots=True)
+class CardsGone:
+    """Every card was lost in this boot: nothing but a reboot brings one back."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """A rung was turned into a command line."""
 
@@ -187,12 +194,16 @@ class GpuLost:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """The verdict on `MachineState.failure`, with what the reducer cannot make itself: an id and a random number in [0, 1)."""
+    """The verdict on `MachineState.failure`, with what the reducer cannot make itself: an id and a random number in [0, 1).
+
+    `cards_left`: cards that can still be used; None where no card is used, or where it is not known which one is lost.
+    """
 
     generation: int
     diagnosis: Diagnosis
     incident_id: str
     jitter: float
+    cards_left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +253,7 @@ class SettingsChanged:
 
 
 Event = (
-    Started | GpuReady | NoGpu | GpuWaiting | Planned | PlanFailed | SpawnFailed | EngineReady | Proved | ProofFailed | Progress
+    Started | GpuReady | NoGpu | GpuWaiting | CardsGone | Planned | PlanFailed | SpawnFailed | EngineReady | Proved | ProofFailed | Progress
     | HangDetected | FatalLine | EngineEnding | EngineExited | GroupEmpty | GroupStuck | GpuLost | Diagnosed | TimerFired | DrainRequested
     | RestartRequested | ResumeRequested | StopRequested | SettingsChanged
 )  # fmt: skip
@@ -285,6 +296,13 @@ class Kill:
     reason: str
     requested: bool
     """A person or the service manager wanted it, as opposed to a failure that we are cleaning up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Its processes are stuck on a lost card and will not go before the next boot: the next life does not wait for them."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +368,6 @@ class Exit:
 
 
 Effect = (
-    WaitForGpu | Plan | Spawn | Prove | Kill | Diagnose | RecordIncident | RecordRecovery
+    WaitForGpu | Plan | Spawn | Prove | Kill | Abandon | Diagnose | RecordIncident | RecordRecovery
     | SetTimer | SaveHistory | Publish | RunHook | Exit
 )  # fmt: skip

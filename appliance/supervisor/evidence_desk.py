@@ -36,19 +36,21 @@ class EvidenceDesk:
         self._gateway: deque[Evidence] = deque(maxlen=GATEWAY_MAX)
         self._facts: list[Evidence] = []
         self._began_s = time.time()
+        self.lost_before: frozenset[str] = frozenset()
+        """Cards that this life never touched, because they were lost before it began."""
         self.inflight: tuple[InflightRequest, ...] = ()
         """What the gateway said last."""
 
-    def begin_life(self) -> None:
+    def begin_life(self, lost: frozenset[str] = frozenset()) -> None:
         """A new engine: what was found out about the old one is not about it. Kernel and gateway go on."""
         self._facts.clear()
         self._began_s = time.time()
+        self.lost_before = lost
 
-    def add_kernel(self, lines: Sequence[KernelLine]) -> None:
-        """As read."""
-        for line in lines:
-            data = {"sequence": line.sequence, "replayed": line.replayed}
-            self._kernel.append(Evidence(Source.KERNEL_LOG, line.text, line.time_s, 0, self._boot_id, data))
+    def add_kernel(self, line: KernelLine, card: str | None = None) -> None:
+        """As read; `card`: the address of the one that it is about."""
+        data: dict[str, object] = {"sequence": line.sequence, "replayed": line.replayed} | ({"card": card} if card else {})
+        self._kernel.append(Evidence(Source.KERNEL_LOG, line.text, line.time_s, 0, self._boot_id, data))
 
     def add_report(self, kind: str, requests: tuple[InflightRequest, ...]) -> None:
         """From the gateway: always what is in flight; and what clients saw, where that is news."""
@@ -99,9 +101,19 @@ class EvidenceDesk:
         """Everything, in the order of time within each source."""
         now_s = time.time()
         log = [Evidence(Source.ENGINE_LOG, line.text, line.time_s, line.number, self._boot_id) for line in lines]
-        kernel = [item for item in self._kernel if item.time_s is None or item.time_s >= self._began_s - KERNEL_BEFORE_S]
+        kernel = [item for item in self._kernel if self._concerns(item)]
         gateway = [item for item in self._gateway if (item.time_s or 0.0) >= now_s - GATEWAY_WINDOW_S]
         return [*log, *kernel, *gateway, *self._facts]
+
+    def _concerns(self, item: Evidence) -> bool:
+        """Whether a kernel line may be about this life: recent enough, and not about a card that it never had."""
+        time_s = item.time_s if item.time_s is not None else self._began_s
+        if not self.lost_before:
+            return time_s >= self._began_s - KERNEL_BEFORE_S
+        named = item.data.get("card")
+        if named is None and "NVRM" in item.text:
+            return time_s >= self._began_s
+        return named not in self.lost_before and time_s >= self._began_s - KERNEL_BEFORE_S
 
     def _fact(self, source: Source, text: str, data: dict[str, object]) -> None:
         self._facts.append(Evidence(source, text, time.time(), boot_id=self._boot_id, data=data))

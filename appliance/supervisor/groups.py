@@ -41,11 +41,11 @@ class Group(Protocol):
 class SessionGroup:
     """The leader's session and process group, its descendants, and orphans of them that fell to us as their subreaper."""
 
-    def __init__(self, *, adopts_orphans: bool = False, spared: frozenset[int] = frozenset()) -> None:
+    def __init__(self, *, adopts_orphans: bool = False) -> None:
         self._leader: ProcStat | None = None
         self._seen: set[tuple[int, int]] = set()
         self._adopter = os.getpid() if adopts_orphans else None
-        self._spared = spared
+        self._own_session = os.getsid(0)
 
     def join(self) -> None:
         """start_new_session has done it."""
@@ -92,7 +92,8 @@ class SessionGroup:
     def _is_member(self, stat: ProcStat, leader: ProcStat) -> bool:
         if leader.pid in (stat.session, stat.group) or (stat.pid, stat.start_ticks) in self._seen:
             return True
-        adopted = stat.parent == self._adopter and stat.pid not in self._spared
+        # Helpers that we started ourselves stay in our session; nobody of an engine's can get into it.
+        adopted = stat.parent == self._adopter and stat.session != self._own_session
         return adopted and stat.start_ticks >= leader.start_ticks
 
     def _reap_adopted(self, found: tuple[ProcStat, ...]) -> None:

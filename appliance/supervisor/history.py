@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass
 
 from appliance.core.causes import Cause
+from appliance.core.plan import Rung
 
 
 class Phase(enum.Enum):
@@ -55,6 +56,7 @@ class History:
         failures: failures in a row of either phase; sets the back-off.
         climbed_from: the safer rung that was left for the present one by itself, while that is on probation.
         failed_climbs: each one doubles the wait before the next climb.
+        wants: the rung that was left only because it needs more cards than can be used now.
     """
 
     rung: int = 0
@@ -63,6 +65,7 @@ class History:
     tried: tuple[Tried, ...] = ()
     climbed_from: int | None = None
     failed_climbs: int = 0
+    wants: int | None = None
 
     def times(self, cause: Cause, rung: int) -> int:
         """How often this rung failed for this cause."""
@@ -85,7 +88,17 @@ class History:
     def fitted(self, rungs: int) -> History:
         """For a ladder of so many rungs, which may be shorter than the one it was written for."""
         climbed_from = self.climbed_from if self.climbed_from is not None and self.climbed_from < rungs else None
-        return dataclasses.replace(self, rung=min(self.rung, rungs - 1), climbed_from=climbed_from)
+        wants = self.wants if self.wants is not None and self.wants < rungs else None
+        return dataclasses.replace(self, rung=min(self.rung, rungs - 1), climbed_from=climbed_from, wants=wants)
+
+    def on_cards(self, cards: int, ladder: tuple[Rung, ...]) -> History | None:
+        """With so many cards: back on the rung that wanted them, or down to the first one that fits; None where none does."""
+        if self.wants is not None and ladder[self.wants].tensor_parallel <= cards:
+            return dataclasses.replace(self, rung=self.wants, wants=None)
+        fitting = next((index for index in range(self.rung, len(ladder)) if ladder[index].tensor_parallel <= cards), None)
+        if fitting is None or fitting == self.rung:
+            return self if fitting is not None else None
+        return dataclasses.replace(self, rung=fitting, wants=self.rung if self.wants is None else self.wants)
 
     def climbed(self) -> History:
         """One rung up, on probation."""
@@ -98,8 +111,9 @@ class History:
 
     def stable(self) -> History:
         """A stable time has passed: nothing is held against any rung, and a climb has held."""
-        return History(rung=self.rung, failed_climbs=0 if self.climbed_from is not None else self.failed_climbs)
+        failed_climbs = 0 if self.climbed_from is not None else self.failed_climbs
+        return History(rung=self.rung, failed_climbs=failed_climbs, wants=self.wants)
 
     def forgiven(self) -> History:
         """A person asked for a new try."""
-        return History(rung=self.rung)
+        return History(rung=self.rung, wants=self.wants)

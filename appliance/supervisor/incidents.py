@@ -71,6 +71,16 @@ class IncidentStore:
         text = json.dumps(to_json(memory))
         self._write(lambda db: db.execute("INSERT OR REPLACE INTO memory VALUES ('machine', ?)", (text,)))
 
+    def keep(self, key: str, document: Document) -> None:
+        """Something else to remember, under a name of its own."""
+        text = json.dumps(document)
+        self._write(lambda db: db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, text)))
+
+    def recall(self, key: str) -> Document:
+        """What was kept under this name; empty where nothing was. Blocking, at the start."""
+        rows = self._worker.submit(self._read, "SELECT value FROM memory WHERE key = ?", (key,)).result()
+        return rows[0] if rows else {}
+
     def record(self, incident: Incident) -> None:
         """Keep an incident; the oldest beyond diagnosis.keep_incidents go."""
         self._store(incident_to_json(incident))

@@ -122,6 +122,15 @@ class EngineLife:
             self._process.close()
             self._process = None
 
+    def abandon(self) -> None:
+        """Its group will not go. Nobody waits for it any more; whoever does go is reaped when that happens."""
+        self._stop_probing()
+        if self._ending is not None:
+            self._ending.cancel()
+        if self._process is not None:
+            self._process.abandon()
+            self._process = None
+
     async def _end(self, process: EngineProcess, for_stacks: bool, survive_s: float) -> None:
         told_stuck = False
         while (survivors := await process.end(survive_s, for_stacks=for_stacks)) is not None:

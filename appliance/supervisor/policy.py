@@ -173,6 +173,7 @@ def decide(
     failure: Failure,
     *,
     jitter: float = 0.0,
+    cards_left: int | None = None,
 ) -> Action:
     """The action for an engine that is gone.
 
@@ -182,6 +183,7 @@ def decide(
         ladder: every rung, in order; index 0 is what the owner configured.
         failure: whether the start failed or the service broke, and whether somebody did it from outside.
         jitter: a random number in [0, 1).
+        cards_left: that can still be used; None where nobody knows which one is lost.
     """
     row = _OUTSIDE if failure.outside else TABLE[diagnosis.cause]
     if row.response is Response.PARK:
@@ -189,7 +191,7 @@ def decide(
     if failure.phase is Phase.START and history.start_failures >= settings.start_failures_max:
         return _park(diagnosis, f" after {history.start_failures} failed starts in a row (supervisor.start_failures_max)")
     if row.response is Response.LOST_CARD:
-        return _use_remaining(diagnosis, history, ladder)
+        return _use_remaining(diagnosis, history, ladder, cards_left)
     if row.response in (Response.WAIT, Response.WAIT_FOR_GPU):
         delay_s = max(settings.backoff_first_s, backoff_s(history.failures, settings, jitter))
         return _same(ActionKind.WAIT, diagnosis, ladder[history.rung], delay_s)
@@ -238,13 +240,15 @@ def _same(kind: ActionKind, diagnosis: Diagnosis, rung: Rung, delay_s: float) ->
     return Action(kind, because(did + _after(delay_s), diagnosis), delay_s, rung)
 
 
-def _use_remaining(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...]) -> Action:
-    now = ladder[history.rung]
-    fewer = next((rung for rung in ladder[history.rung + 1 :] if rung.tensor_parallel < now.tensor_parallel), None)
-    if fewer is None:
-        return _park(diagnosis, " as no rung fits the remaining cards")
-    did = f"restarted on the remaining {fewer.tensor_parallel} of {now.tensor_parallel} cards (rung {fewer.index})"
-    return Action(ActionKind.USE_REMAINING_GPU, because(did, diagnosis), 0.0, fewer)
+def _use_remaining(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], cards_left: int | None) -> Action:
+    if not cards_left:
+        return _park(diagnosis, "" if cards_left == 0 else " as nothing says which card it is")
+    on = history.on_cards(cards_left, ladder)
+    if on is None:
+        return _park(diagnosis, f" as no rung fits the {cards_left} cards that are left")
+    rung = ladder[on.rung]
+    cards = "card that is" if cards_left == 1 else f"{cards_left} cards that are"
+    return Action(ActionKind.USE_REMAINING_GPU, because(f"restarted on the {cards} left (rung {rung.index})", diagnosis), 0.0, rung)
 
 
 def _park(diagnosis: Diagnosis, circumstance: str) -> Action:

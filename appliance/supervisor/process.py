@@ -93,6 +93,10 @@ def _in_child(parent: int, group: Group) -> None:
         Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
 
 
+def _nobody(lines: Sequence[LogLine]) -> None:
+    """Who listens to an engine that was abandoned."""
+
+
 class EngineProcess:
     """Owns the child's pidfd, its output pipe and its group. Made by `spawn`, given back by `close`."""
 
@@ -178,6 +182,16 @@ class EngineProcess:
             os.close(self._pidfd)
             self._pidfd = -1
             self._group.remove()
+
+    def abandon(self) -> None:
+        """Wait for nobody and signal nobody any more: a stuck process goes when the kernel lets it. Its leader is then reaped."""
+        if self._clearing is not None:
+            self._clearing.cancel()
+        self._close_output()
+        if self.exit is not None:
+            self.close()
+        else:
+            self._on_lines, self._on_exit = _nobody, lambda _: self.close()
 
     async def _clear(self, survive_s: float) -> str | None:
         deadline_s = time.monotonic() + survive_s

@@ -8,7 +8,7 @@ from appliance.core.action import Action, ActionKind
 from appliance.core.diagnosis import Diagnosis
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
-from appliance.supervisor.history import Failure, Phase
+from appliance.supervisor.history import Failure, History, Phase
 from appliance.supervisor.machine.state import MachineState, Step, move, park, plan
 from appliance.supervisor.machine.stopping import finish_stop
 from appliance.supervisor.policy import TABLE, Response, because, decide
@@ -96,17 +96,31 @@ def on_diagnosis(state: MachineState, event: ev.Diagnosed, now_s: float) -> Step
         rung_after = state.history.rung
     else:
         history = state.history.with_failure(event.diagnosis.cause, failure.phase)
-        action = decide(event.diagnosis, history, state.ladder, state.settings, failure, jitter=event.jitter)
-        rung_after = action.rung.index if action.rung is not None else history.rung
-        fell_back = history.climbed_from is not None and rung_after == history.climbed_from
-        history = history.fallen_back() if fell_back else replace(history, rung=rung_after)
+        action = decide(event.diagnosis, history, state.ladder, state.settings, failure, jitter=event.jitter, cards_left=event.cards_left)
+        history = _moved(history, action)
+        rung_after = history.rung
         after, effects = _act(replace(judged, history=history), failure, event.diagnosis, action, now_s)
     return after, (ev.RecordIncident(event.incident_id, failure, event.diagnosis, action, rung_after), *effects)
+
+
+def _moved(history: History, action: Action) -> History:
+    """On the action's rung."""
+    if action.rung is None or action.rung.index == history.rung:
+        return history
+    if action.rung.index == history.climbed_from:
+        return history.fallen_back()
+    if action.kind is ActionKind.USE_REMAINING_GPU and history.wants is None:
+        return replace(history, rung=action.rung.index, wants=history.rung)
+    return replace(history, rung=action.rung.index)
 
 
 def _act(state: MachineState, failure: Failure, diagnosis: Diagnosis, action: Action, now_s: float) -> Step:
     if action.kind is ActionKind.PARK:
         return park(state, action.basis, now_s)
+    if state.alive and action.kind is ActionKind.USE_REMAINING_GPU:
+        # Who is stuck is stuck on the lost card: it holds nothing that the next life needs.
+        after, effects = _act(replace(state, alive=False), failure, diagnosis, action, now_s)
+        return after, (ev.Abandon(failure.generation), *effects)
     if state.alive:
         because_stuck = "its processes survive SIGKILL, and a second engine beside them would share their memory; to do: reboot"
         return park(state, f"parked because {because_stuck} (first: {action.basis})", now_s)

@@ -43,7 +43,7 @@ def _react(state: MachineState, event: ev.Event, now_s: float) -> Step:
     match event:
         case ev.Started():
             return state, (ev.WaitForGpu(),)
-        case ev.GpuReady() | ev.NoGpu() | ev.GpuWaiting():
+        case ev.GpuReady() | ev.NoGpu() | ev.GpuWaiting() | ev.CardsGone():
             return starting.on_gpu(state, event, now_s)
         case ev.Planned():
             return starting.on_planned(state, event, now_s)

@@ -15,20 +15,22 @@ CLIMB_DOUBLINGS_MAX = 10
 """A thousand times the configured wait is for ever."""
 
 
-def on_gpu(state: MachineState, event: ev.GpuReady | ev.NoGpu | ev.GpuWaiting, now_s: float) -> Step:
+def on_gpu(state: MachineState, event: ev.GpuReady | ev.NoGpu | ev.GpuWaiting | ev.CardsGone, now_s: float) -> Step:
     """The cards are there, are not there, or never will be."""
     if state.state is not EngineState.WAITING_FOR_GPU:
         return state, ()
     match event:
         case ev.GpuWaiting(reason=reason):
             return replace(state, sentence=f"waiting for the GPU: {reason}"), ()
+        case ev.CardsGone(reason=reason):
+            return park(state, f"parked because {reason}", now_s)
         case ev.NoGpu(reason=reason) if state.settings.gpu_required:
             cure = "set gpu.mode = auto to serve on the CPU, then appliancectl resume"
             return park(state, f"parked because {reason} and gpu.mode is required; to do: {cure}", now_s)
         case ev.NoGpu(reason=reason):
-            return plan(replace(state, uses_gpu=False), now_s, f"{reason}: going on with the CPU")
+            return plan(replace(state, uses_gpu=False, cards=0), now_s, f"{reason}: going on with the CPU")
         case ev.GpuReady(cards=cards, note=note):
-            return plan(replace(state, uses_gpu=True), now_s, f"the GPU is ready: {note or cards}")
+            return plan(replace(state, uses_gpu=True, cards=cards), now_s, f"the GPU is ready: {note or cards}")
 
 
 def on_planned(state: MachineState, event: ev.Planned, now_s: float) -> Step:

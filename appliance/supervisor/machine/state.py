@@ -36,6 +36,7 @@ class MachineState:
         generation: of the present or the last engine life; 0 before the first.
         alive: a process group of that life may exist.
         uses_gpu: a card carries it, so that the loss of a card is the loss of the engine.
+        cards: how many can be used; 0 where none is used.
         limits: what clients may send; set from its first answered probe until it fails or stops.
         sentence: what people read.
         basis: what we last did by ourselves, and why; empty once the engine serves.
@@ -57,6 +58,7 @@ class MachineState:
     generation: int = 0
     alive: bool = False
     uses_gpu: bool = False
+    cards: int = 0
     spec: LaunchSpec | None = None
     limits: EngineLimits | None = None
     sentence: str = "applianced is starting"
@@ -120,6 +122,12 @@ def move(state: MachineState, to: EngineState, now_s: float, sentence: str, **ch
 def plan(state: MachineState, now_s: float, sentence: str) -> Step:
     """To PLANNING, on the rung that was asked for or the present one. Only ever called when no group is alive."""
     history = state.history if state.next_rung is None else replace(state.history, rung=min(state.next_rung, len(state.ladder) - 1))
+    if state.uses_gpu:
+        fitting = history.on_cards(state.cards, state.ladder)
+        if fitting is None:
+            needed = min(rung.tensor_parallel for rung in state.ladder[history.rung :])
+            return park(state, f"parked because no rung fits the {state.cards} cards that can be used: {needed} are needed", now_s)
+        history = fitting
     planning = move(state, EngineState.PLANNING, now_s, sentence, delay_s=0.0, history=history, next_rung=None)
     return planning, (ev.Plan(planning.generation + 1, planning.rung),)
 

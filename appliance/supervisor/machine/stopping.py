@@ -39,8 +39,8 @@ def on_restart(state: MachineState, event: ev.RestartRequested, now_s: float) ->
     if state.purpose is Purpose.EXIT:
         return state, ()
     if event.rung is not None:
-        # A person chose it: a probation that was under way is over.
-        state = replace(state, next_rung=event.rung, history=replace(state.history, climbed_from=None))
+        # A person chose it: a probation that was under way is over, and what was wanted before does not count.
+        state = replace(state, next_rung=event.rung, history=replace(state.history, climbed_from=None, wants=None))
     if state.state is EngineState.PARKED:
         return on_resume(state, reason, now_s)
     if state.state is EngineState.BACKOFF and state.failure is None and not state.alive:

@@ -1,9 +1,8 @@
-"""A box with cards: a made-up /sys, /proc and /dev, NVML's child played by a script, the kernel log a FIFO; everything else is real."""
+"""A box with cards: a made-up /sys, /proc and /dev, a libnvidia-ml that obeys, the kernel log a FIFO; everything else is real."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import time
@@ -12,32 +11,23 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from appliance import diagnosis
 from appliance.config.schema import Config, DiagnosisTable, EngineTable
 from appliance.core.states import EngineState
-from appliance.gpu.nvml import NvmlProbe
-from appliance.gpu.readiness import Roots
+from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import events as ev
 from appliance.supervisor.daemon import Supervisor
 from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.notify import NullNotifier
 from appliance.supervisor.run_dir import RunDir
+from tests.fakes.cards import HAS_COMPILER, FakeNvml, make_box, make_nodes, uuid_of
 from tests.integration.supervisor.harness import FAKE_ENGINE
 
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="no gcc to build a libnvidia-ml with")
+
 XID_79 = "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-ONE_CARD = {"code": 0, "problem": "", "driver": "595", "gpus": [{"name": "RTX 3090", "persistence": True}]}
-
-
-def make_box(folder: Path) -> Roots:
-    """One card, its driver loaded, its nodes not there yet."""
-    device = folder / "sys/bus/pci/devices/0000:01:00.0"
-    device.mkdir(parents=True)
-    (device / "vendor").write_text("0x10de\n")
-    (device / "class").write_text("0x030000\n")
-    (folder / "proc/driver/nvidia").mkdir(parents=True)
-    (folder / "proc/driver/nvidia/version").write_text("NVRM version: 595")
-    (folder / "dev").mkdir()
-    return Roots(folder / "sys", folder / "proc", folder / "dev")
 
 
 def record(sequence: int, text: str, priority: int = 3) -> str:
@@ -45,27 +35,52 @@ def record(sequence: int, text: str, priority: int = 3) -> str:
     return f"{priority},{sequence},{int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)},-;{text}\n"
 
 
+class Box:
+    """The machine around the supervisor."""
+
+    def __init__(self, folder: Path, cards: int, *, nodes: bool) -> None:
+        self.folder = folder
+        self.cards = cards
+        self.roots = make_box(folder / "box", cards, nodes=nodes)
+        self.nvml = FakeNvml(folder / "nvml", cards)
+        self.kmsg = folder / "kmsg"
+        self.supervised = 0
+        os.mkfifo(self.kmsg)
+
+    @asynccontextmanager
+    async def supervising(self) -> AsyncIterator[Supervisor]:
+        """A supervisor in this process, stopped at the end."""
+        engine = EngineTable(backend="custom", command=(sys.executable, str(FAKE_ENGINE), "--socket", "{socket}"))
+        config = replace(Config(), engine=engine, diagnosis=DiagnosisTable(kernel_log=str(self.kmsg)))
+        self.supervised += 1
+        run_dir = RunDir(self.folder / f"run-{self.supervised}")  # its lock is the process's, which is ours
+        run_dir.take()
+        store = IncidentStore(self.folder, 100)
+        supervisor = Supervisor(
+            config,
+            run_dir,
+            store,
+            NullNotifier(),
+            diagnose=diagnosis.diagnose,
+            is_fatal_line=diagnosis.is_fatal_line,
+            roots=self.roots,
+            nvml=NvmlReader(self.nvml.command, deadline_s=0.5),
+        )
+        running = asyncio.create_task(supervisor.run())
+        try:
+            yield supervisor
+        finally:
+            supervisor.post(ev.StopRequested("the test is over"))
+            await asyncio.wait_for(running, 20)
+            store.close()
+
+
 @asynccontextmanager
-async def supervising(folder: Path) -> AsyncIterator[tuple[Supervisor, Roots]]:
-    """A supervisor in this process, stopped at the end."""
-    roots = make_box(folder)
-    os.mkfifo(folder / "kmsg")
-    engine = EngineTable(backend="custom", command=(sys.executable, str(FAKE_ENGINE), "--socket", "{socket}"))
-    config = replace(Config(), engine=engine, diagnosis=DiagnosisTable(kernel_log=str(folder / "kmsg")))
-    run_dir = RunDir(folder / "run")
-    run_dir.take()
-    store = IncidentStore(folder, 100)
-    nvml = NvmlProbe((sys.executable, "-c", f"print({json.dumps(ONE_CARD)!r})"))
-    supervisor = Supervisor(
-        config, run_dir, store, NullNotifier(), diagnose=diagnosis.diagnose, is_fatal_line=diagnosis.is_fatal_line, roots=roots, nvml=nvml
-    )
-    running = asyncio.create_task(supervisor.run())
-    try:
-        yield supervisor, roots
-    finally:
-        supervisor.post(ev.StopRequested("the test is over"))
-        await asyncio.wait_for(running, 20)
-        store.close()
+async def supervising(folder: Path, cards: int = 1, *, nodes: bool = True) -> AsyncIterator[tuple[Supervisor, Box]]:
+    """One supervisor on a new box."""
+    box = Box(folder, cards, nodes=nodes)
+    async with box.supervising() as supervisor:
+        yield supervisor, box
 
 
 async def reach(supervisor: Supervisor, state: EngineState) -> None:
@@ -76,46 +91,112 @@ async def reach(supervisor: Supervisor, state: EngineState) -> None:
                 return
 
 
+async def eventually(condition: object, what: str) -> None:
+    """Poll a callable, 10 s at the most."""
+    assert callable(condition)
+    try:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not within 10 s: {what}") from None
+
+
+def environment_of(pid: int | None) -> dict[str, str]:
+    """What a process was started with."""
+    return dict(word.split("=", 1) for word in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in word)
+
+
 async def test_it_waits_for_the_card_and_says_for_what(tmp_path: Path) -> None:
     """Device nodes missing: the sentence names the node; they appear, the engine starts, the card's state is in the sensors."""
-    async with supervising(tmp_path) as (supervisor, roots):
-        async with asyncio.timeout(10):
-            while "/dev/nvidiactl" not in supervisor.board.current.reason:
-                await asyncio.sleep(0.01)
+    async with supervising(tmp_path, nodes=False) as (supervisor, box):
+        await eventually(lambda: "/dev/nvidiactl" in supervisor.board.current.reason, "the node is named")
         assert supervisor.state.state is EngineState.WAITING_FOR_GPU
-        for name in ("nvidiactl", "nvidia0", "nvidia-uvm"):
-            (roots.dev / name).touch()
+        make_nodes(box.roots)
         await reach(supervisor, EngineState.SERVING)
         assert supervisor.state.uses_gpu
         assert "1 card" in supervisor.sensors()["gpu"]["detail"]
+        assert "CUDA_VISIBLE_DEVICES" not in environment_of(supervisor.life.pid if supervisor.life else None)
+
+
+async def test_a_driver_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
+    """nvmlInit says that there is no driver, then there is one."""
+    box = Box(tmp_path, 1, nodes=True)
+    box.nvml.order("init 9")
+    async with box.supervising() as supervisor:
+        await eventually(lambda: "NVML finds no driver" in supervisor.board.current.reason, "the reason is told")
+        box.nvml.order()
+        await reach(supervisor, EngineState.SERVING)
 
 
 async def test_a_card_that_falls_off_the_bus_parks(tmp_path: Path) -> None:
     """Xid 79 in the kernel log, the engine still alive: ended at once, gpu_off_bus, PARKED with what to do; it never loops."""
-    async with supervising(tmp_path) as (supervisor, roots):
-        for name in ("nvidiactl", "nvidia0", "nvidia-uvm"):
-            (roots.dev / name).touch()
+    async with supervising(tmp_path) as (supervisor, box):
         await reach(supervisor, EngineState.SERVING)
-        (tmp_path / "kmsg").write_text(record(77, XID_79))
+        box.kmsg.write_text(record(77, XID_79))
         await reach(supervisor, EngineState.PARKED)
         incident = supervisor.last_incident
         assert incident is not None
         assert incident["diagnosis"]["cause"] == "gpu_off_bus"
         assert incident["diagnosis"]["root"]["text"] == XID_79
         assert incident["action"]["kind"] == "park"
+        assert "eboot" in supervisor.state.sentence
         assert supervisor.state.generation == 1
+
+
+async def test_the_lost_card_is_not_touched_again_in_this_boot(tmp_path: Path) -> None:
+    """Not by `resume`, not after a restart of applianced: parked with the reason, and NVML is never asked about it."""
+    async with supervising(tmp_path) as (supervisor, box):
+        await reach(supervisor, EngineState.SERVING)
+        box.kmsg.write_text(record(77, XID_79))
+        await reach(supervisor, EngineState.PARKED)
+        box.nvml.calls()
+        supervisor.post(ev.ResumeRequested("a person"))
+        await eventually(lambda: "0000:01:00 was lost in this boot" in supervisor.state.sentence, "it is parked again")
+    async with box.supervising() as supervisor:
+        await reach(supervisor, EngineState.PARKED)
+        assert "0000:01:00 was lost in this boot" in supervisor.state.sentence
+        assert not supervisor.sensors()["gpu"]["ok"]
+    assert box.nvml.calls() == []
+
+
+async def test_the_other_card_goes_on_alone(tmp_path: Path) -> None:
+    """Two cards, the first falls off the bus and the driver says so in three wordings: one crash, DEGRADED would be wrong as the rung
+    fits one card; the new engine does not see the dead one, which NVML is not asked about again; a later crash is not blamed on it."""
+    async with supervising(tmp_path, cards=2) as (supervisor, box):
+        await reach(supervisor, EngineState.SERVING)
+        again = "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus."
+        box.kmsg.write_text(record(77, XID_79) + record(78, again))
+        await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the second life serves")
+        box.nvml.calls()
+        incident = supervisor.last_incident
+        assert incident is not None
+        assert (incident["diagnosis"]["cause"], incident["action"]["kind"]) == ("gpu_off_bus", "use_remaining_gpu")
+        assert supervisor.life is not None
+        assert environment_of(supervisor.life.pid)["CUDA_VISIBLE_DEVICES"] == uuid_of(1)
+        box.kmsg.write_text(record(79, "NVRM: fallen off the bus and is not responding to commands.") + record(80, again))
+        await eventually(lambda: any(item.text == "the last line" for item in supervisor.desk.collect(())) or _say(box), "it was read")
+        assert supervisor.state.generation == 2
+        os.kill(supervisor.life.pid or 0, 9)
+        await eventually(lambda: supervisor.state.generation == 3 and supervisor.state.answering, "the third life serves")
+        assert supervisor.last_incident is not None
+        assert supervisor.last_incident["diagnosis"]["cause"] == "killed_unknown"
+        assert not [call for call in box.nvml.calls() if call.endswith(" 0")]
+        assert "0000:01:00 is not used" in supervisor.sensors()["gpu"]["detail"]
+
+
+def _say(box: Box) -> bool:
+    """Something else, so that the test knows that what came before was read."""
+    box.kmsg.write_text(record(99, "the last line"))
+    return False
 
 
 async def test_other_kernel_messages_end_nothing(tmp_path: Path) -> None:
     """An application-class Xid, and an Xid 79 that a program wrote into the log, are no reason to end a healthy engine."""
-    async with supervising(tmp_path) as (supervisor, roots):
-        for name in ("nvidiactl", "nvidia0", "nvidia-uvm"):
-            (roots.dev / name).touch()
+    async with supervising(tmp_path) as (supervisor, box):
         await reach(supervisor, EngineState.SERVING)
         application_class = record(78, "NVRM: Xid (PCI:0000:01:00): 43, pid=1, name=x, Ch 8")
-        (tmp_path / "kmsg").write_text(application_class + record(79, XID_79, priority=12) + record(80, "the last line"))
-        async with asyncio.timeout(5):
-            while not any(item.text == "the last line" for item in supervisor.desk.collect(())):
-                await asyncio.sleep(0.01)
+        box.kmsg.write_text(application_class + record(79, XID_79, priority=12) + record(80, "the last line"))
+        await eventually(lambda: any(item.text == "the last line" for item in supervisor.desk.collect(())), "the log was read")
         await asyncio.sleep(0)
         assert supervisor.state.state is EngineState.SERVING

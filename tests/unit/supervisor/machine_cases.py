@@ -31,6 +31,8 @@ def make_rung(index: int = 0, **changes: Any) -> Rung:
 
 
 LADDER = tuple(make_rung(index) for index in range(4))
+TWO_CARDS = (*(make_rung(index, tensor_parallel=2) for index in range(4)), make_rung(4))
+"""Rungs that share the model between two cards, and a last one for one card."""
 
 
 def make_spec(generation: int = 1, rung: Rung = LADDER[0]) -> LaunchSpec:

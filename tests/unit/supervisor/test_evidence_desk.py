@@ -65,7 +65,7 @@ def test_a_new_life_begins_with_a_clean_desk() -> None:
     """Facts of the old life go, the kernel's lines stay."""
     desk = EvidenceDesk("boot")
     desk.add_exit(ExitStatus(code=1), frozenset())
-    desk.add_kernel([KernelLine("NVRM: x", time.time(), 5, replayed=False)])
+    desk.add_kernel(KernelLine("NVRM: x", time.time(), 5, replayed=False))
     desk.begin_life()
     assert [item.source for item in desk.collect(())] == [Source.KERNEL_LOG]
 
@@ -73,7 +73,8 @@ def test_a_new_life_begins_with_a_clean_desk() -> None:
 def test_old_kernel_lines_are_not_about_this_life() -> None:
     """A kernel line of an hour before the start explains nothing; one without a time may."""
     desk = EvidenceDesk("boot")
-    desk.add_kernel([KernelLine("old", time.time() - 3600, 1, replayed=True), KernelLine("undated", None, 2, replayed=True)])
+    desk.add_kernel(KernelLine("old", time.time() - 3600, 1, replayed=True))
+    desk.add_kernel(KernelLine("undated", None, 2, replayed=True))
     assert [item.text for item in desk.collect(())] == ["undated"]
 
 
@@ -94,3 +95,16 @@ def test_the_incident_keeps_the_end_and_what_was_cited() -> None:
     assert [item.text for item in kept[:2]] == ["line 3", f"line {1001 - WINDOW_LINES}"]
     assert kept[-1].source is Source.EXIT
     assert len(kept) == WINDOW_LINES + 2
+
+
+def test_a_card_that_this_life_never_had_explains_nothing_about_it() -> None:
+    """Its messages, before and after, are left out; so is what the driver said before, of whichever card. Others count."""
+    desk = EvidenceDesk("boot")
+    desk.add_kernel(KernelLine("NVRM: Xid (PCI:0000:01:00): 79, off the bus", time.time(), 1, replayed=False), "0000:01:00")
+    desk.add_kernel(KernelLine("NVRM: fallen off the bus and is not responding to commands.", time.time(), 2, replayed=False))
+    desk.begin_life(frozenset({"0000:01:00"}))
+    desk.add_kernel(KernelLine("NVRM: Xid (PCI:0000:01:00): 154, again", time.time(), 3, replayed=False), "0000:01:00")
+    assert [item.text for item in desk.collect([])] == []
+    desk.add_kernel(KernelLine("NVRM: Xid (PCI:0000:02:00): 13, pid=1", time.time(), 4, replayed=False), "0000:02:00")
+    desk.add_kernel(KernelLine("Out of memory: Killed process 1 (python)", time.time(), 5, replayed=False))
+    assert len(desk.collect([])) == 2

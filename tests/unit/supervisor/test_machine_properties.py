@@ -10,7 +10,7 @@ from appliance.core.states import ANSWERING, EngineState, check_move
 from appliance.supervisor import events as ev
 from appliance.supervisor.machine import MachineState, publication_of, step
 from appliance.supervisor.settings import MachineSettings
-from tests.unit.supervisor.machine_cases import LADDER, LIMITS, make_diagnosis, make_spec, make_state
+from tests.unit.supervisor.machine_cases import LIMITS, TWO_CARDS, make_diagnosis, make_spec, make_state
 
 OFFSETS = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])
 """Mostly of the present life, sometimes of the last, sometimes of none yet."""
@@ -28,24 +28,25 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
         case ev.Progress:
             return ev.Progress(generation, *data.draw(st.tuples(st.integers(0, 1), st.integers(0, 1))))
         case ev.Diagnosed:
-            return ev.Diagnosed(generation, make_diagnosis(data.draw(st.sampled_from(Cause))), "inc", 0.5)
+            cards_left = data.draw(st.sampled_from([None, 0, 1, 2]))
+            return ev.Diagnosed(generation, make_diagnosis(data.draw(st.sampled_from(Cause))), "inc", 0.5, cards_left)
         case ev.TimerFired:
             return ev.TimerFired(generation, data.draw(st.sampled_from(ev.Timer)))
         case ev.StopRequested:
             return ev.StopRequested("x", immediately=data.draw(st.booleans()))
         case ev.SettingsChanged:
             return ev.SettingsChanged(
-                MachineSettings(climb_after_s=data.draw(st.sampled_from([0.0, 60.0]))), LADDER[: data.draw(st.integers(1, 4))]
+                MachineSettings(climb_after_s=data.draw(st.sampled_from([0.0, 60.0]))), TWO_CARDS[: data.draw(st.integers(1, 5))]
             )
         case ev.GpuReady:
-            return ev.GpuReady(1)
+            return ev.GpuReady(data.draw(st.sampled_from([1, 2])))
         case ev.Started:
             return ev.Started()
         case ev.GroupEmpty | ev.Proved:
             return kind(generation)
         case ev.RestartRequested:
             return ev.RestartRequested("x", data.draw(st.sampled_from([None, 0, 3])))
-        case ev.NoGpu | ev.GpuWaiting | ev.GpuLost | ev.DrainRequested | ev.ResumeRequested:
+        case ev.NoGpu | ev.GpuWaiting | ev.CardsGone | ev.GpuLost | ev.DrainRequested | ev.ResumeRequested:
             return kind("x")
     event: ev.Event = kind(generation, "x")
     return event
@@ -77,6 +78,8 @@ class Model:
     def check(self, before: MachineState, after: MachineState, effects: tuple[ev.Effect, ...]) -> None:
         """The promises."""
         for effect in effects:
+            if isinstance(effect, ev.Abandon):
+                self.living.discard(effect.generation)  # stuck in the kernel on a card that nobody uses any more
             if isinstance(effect, ev.Spawn):
                 assert not self.living, f"a second engine beside generation {self.living}"
                 self.living.add(effect.generation)
@@ -100,7 +103,7 @@ TWO_STEPS = {(EngineState.DRAINING, EngineState.PLANNING), (EngineState.SERVING,
 @given(st.data())
 def test_promises_hold_for_any_sequence_of_events(data: st.DataObject) -> None:
     """Random events, mostly of the present life, in random order: see the module."""
-    state, model, now_s = make_state(settings=MachineSettings(climb_after_s=60.0)), Model(), 0.0
+    state, model, now_s = make_state(settings=MachineSettings(climb_after_s=60.0), ladder=TWO_CARDS), Model(), 0.0
     state, effects = step(state, ev.Started(), now_s)
     stops = data.draw(st.booleans())
     for _ in range(data.draw(st.integers(1, 60))):
@@ -117,7 +120,7 @@ def test_promises_hold_for_any_sequence_of_events(data: st.DataObject) -> None:
 @given(st.data())
 def test_the_machine_always_comes_to_rest(data: st.DataObject) -> None:
     """Whatever happened, a world that answers every effect brings the engine to SERVING, DEGRADED, PARKED or STOPPED."""
-    state, now_s = make_state(), 0.0
+    state, now_s = make_state(ladder=TWO_CARDS), 0.0
     queue: list[ev.Event] = [ev.Started()]
     disturbances = data.draw(st.integers(0, 12))
     for _ in range(400):
@@ -137,7 +140,7 @@ def answer_to(effect: ev.Effect, data: st.DataObject) -> list[ev.Event]:
     """What the shell would send, on its good or bad days."""
     match effect:
         case ev.WaitForGpu():
-            return [ev.NoGpu("no card") if data.draw(st.booleans()) else ev.GpuReady(1)]
+            return [data.draw(st.sampled_from([ev.NoGpu("no card"), ev.GpuReady(1), ev.GpuReady(2), ev.CardsGone("lost")]))]
         case ev.Plan(generation=g, rung=rung):
             return [ev.Planned(g, make_spec(g, rung))]
         case ev.Spawn(generation=g):
@@ -149,7 +152,13 @@ def answer_to(effect: ev.Effect, data: st.DataObject) -> list[ev.Event]:
         case ev.Kill(generation=g):
             return [ev.EngineExited(g, "killed"), ev.GroupEmpty(g)]
         case ev.Diagnose(generation=g):
-            return [ev.Diagnosed(g, make_diagnosis(data.draw(st.sampled_from(Cause))), f"inc-{g}", 0.5)]
+            return [
+                ev.Diagnosed(
+                    g, make_diagnosis(data.draw(st.sampled_from(Cause))), f"inc-{g}", 0.5, data.draw(st.sampled_from([None, 0, 1]))
+                )
+            ]
+        case ev.Abandon():
+            return []
         case ev.SetTimer(timer=timer, generation=g) if timer not in (ev.Timer.STABLE, ev.Timer.CLIMB):
             return [ev.TimerFired(g, timer)]
     return []

@@ -23,11 +23,11 @@ RESTARTS = {ActionKind.RESTART_SAME, ActionKind.RESTART_SAFER, ActionKind.WAIT, 
 
 
 def fail(
-    history: History, cause: Cause, phase: Phase = Phase.SERVING, ladder: tuple[Rung, ...] = LADDER
+    history: History, cause: Cause, phase: Phase = Phase.SERVING, ladder: tuple[Rung, ...] = LADDER, cards_left: int = 0
 ) -> tuple[ActionKind, History, str]:
     """One failure and what is done: the kind, the history after it, and the basis."""
     counted = history.with_failure(cause, phase)
-    action = decide(make_diagnosis(cause), counted, ladder, SETTINGS, make_failure(phase))
+    action = decide(make_diagnosis(cause), counted, ladder, SETTINGS, make_failure(phase), cards_left=cards_left)
     rung = action.rung.index if action.rung is not None else counted.rung
     after = History(rung, counted.start_failures, counted.failures, counted.tried)
     return action.kind, after.proved() if phase is Phase.SERVING else after, action.basis
@@ -138,11 +138,16 @@ def test_opposite_causes_end_parked() -> None:
 
 
 def test_a_lost_card_uses_the_remaining_one() -> None:
-    """Two cards, one falls off the bus: the first rung that needs fewer cards, at once; with one card: PARKED."""
+    """Two cards, one falls off the bus: the first rung that needs fewer cards, at once, or the same where it fits; with none: PARKED."""
     two = (make_rung(0, tensor_parallel=2), make_rung(1, tensor_parallel=2), make_rung(2, tensor_parallel=1))
-    kind, history, basis = fail(History(), Cause.GPU_OFF_BUS, ladder=two)
+    kind, history, basis = fail(History(), Cause.GPU_OFF_BUS, ladder=two, cards_left=1)
     assert (kind, history.rung) == (ActionKind.USE_REMAINING_GPU, 2)
-    assert "1 of 2 cards" in basis
+    assert "the card that is left (rung 2)" in basis
+    assert fail(History(), Cause.GPU_OFF_BUS, ladder=two[:2], cards_left=1)[0] is ActionKind.PARK
+    assert fail(History(), Cause.GPU_OFF_BUS, cards_left=1)[:2] == (
+        ActionKind.USE_REMAINING_GPU,
+        History().with_failure(Cause.GPU_OFF_BUS, Phase.SERVING).proved(),
+    )
     assert fail(History(), Cause.GPU_OFF_BUS)[0] is ActionKind.PARK
 
 
@@ -185,7 +190,7 @@ def test_diagnose_announces_what_is_done(cause: Cause) -> None:
     """`appliancectl diagnose` on any log says what the appliance would do the first time: what it does, on a ladder that has it all."""
     ladder = (*LADDER, make_rung(4, tensor_parallel=1, features_off=frozenset({"cuda_graph"})))
     ladder = tuple(replace(rung, tensor_parallel=2) if rung.index < 4 else rung for rung in ladder)
-    action = decide(make_diagnosis(cause), History().with_failure(cause, Phase.SERVING), ladder, SETTINGS, make_failure())
+    action = decide(make_diagnosis(cause), History().with_failure(cause, Phase.SERVING), ladder, SETTINGS, make_failure(), cards_left=1)
     assert action.kind is action_for(cause)
 
 

@@ -1,0 +1,94 @@
+"""Which cards are not to be touched any more, over restarts of applianced, and what an engine is told of the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from appliance.gpu.cards import Card, Roots, cards_on_bus
+from appliance.supervisor.incidents import IncidentStore
+
+KEY = "cards"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class LostCard:
+    """One card. `for_good`: off the bus, which nothing but a reboot cures; else a reset may, and a person says when."""
+
+    address: str
+    why: str
+    for_good: bool
+
+
+class CardLedger:
+    """Owns the record of lost cards. It is of one boot: the next one begins with all of them."""
+
+    def __init__(self, roots: Roots, boot_id: str | None, store: IncidentStore) -> None:
+        self._roots = roots
+        self._boot_id = boot_id or ""
+        self._store = store
+        self._lost: dict[str, LostCard] = {}
+        self._recall()
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Their addresses."""
+        return frozenset(self._lost)
+
+    @property
+    def words(self) -> str:
+        """For the status; empty where none is lost."""
+        return "; ".join(f"{card.address} is not used: {card.why[:200]}" for card in self._lost.values())
+
+    def note(self, address: str, why: str, *, for_good: bool) -> bool:
+        """Leave this card alone. Whether that is news."""
+        known = self._lost.get(address)
+        if known is not None and (known.for_good or not for_good):
+            return False
+        self._lost[address] = LostCard(address, why, for_good)
+        self._keep()
+        return known is None
+
+    def forgive(self) -> None:
+        """A person asked for a new try: what a reset may have cured is tried again."""
+        kept = {address: card for address, card in self._lost.items() if card.for_good}
+        if kept != self._lost:
+            self._lost = kept
+            self._keep()
+
+    def usable(self) -> tuple[Card, ...]:
+        """On the bus, not lost, and not kept from us by our own CUDA_VISIBLE_DEVICES."""
+        on_bus = cards_on_bus(self._roots)
+        chosen = _chosen(on_bus, os.environ.get(_VISIBLE))
+        return tuple(card for card in chosen if card.address not in self._lost)
+
+    def environment(self) -> Mapping[str, str]:
+        """What keeps an engine off the lost cards: CUDA then does not so much as enumerate them."""
+        if not self._lost:
+            return {}
+        cards = self.usable()
+        if all(card.uuid for card in cards):
+            return {_VISIBLE: ",".join(card.uuid for card in cards)}
+        order = [card.address for card in cards_on_bus(self._roots)]
+        return {_VISIBLE: ",".join(str(order.index(card.address)) for card in cards), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def _recall(self) -> None:
+        kept = self._store.recall(KEY)
+        if kept.get("boot_id") == self._boot_id:
+            self._lost = {card["address"]: LostCard(card["address"], card["why"], card["for_good"]) for card in kept["lost"]}
+
+    def _keep(self) -> None:
+        lost = [{"address": card.address, "why": card.why, "for_good": card.for_good} for card in self._lost.values()]
+        self._store.keep(KEY, {"boot_id": self._boot_id, "lost": lost})
+
+
+def _chosen(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, ...]:
+    """The owner's own choice, as CUDA reads it: UUIDs (or their beginnings), or numbers, here in the bus's order."""
+    if visible is None:
+        return cards
+    words = [word.strip() for word in visible.split(",") if word.strip()]
+    numbered = {str(index): card for index, card in enumerate(cards)}
+    found = [numbered.get(word) or next((card for card in cards if card.uuid and card.uuid.startswith(word)), None) for word in words]
+    return tuple(card for card in found if card is not None)

@@ -1,0 +1,128 @@
+"""From the evidence of a life that ended to the verdict, and from the decision to the record of the incident."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from appliance.backends import Backend
+from appliance.control.codec import incident_to_json
+from appliance.core.causes import Cause
+from appliance.core.diagnosis import Citation, Confidence, Diagnosis, Role
+from appliance.core.errors import ApplianceError
+from appliance.core.evidence import Source
+from appliance.core.incident import Incident
+from appliance.gpu.lost_cards import card_named_in
+from appliance.supervisor import events as ev
+from appliance.supervisor.card_ledger import CardLedger
+from appliance.supervisor.evidence_desk import EvidenceDesk, brief, unasked, window
+from appliance.supervisor.incidents import IncidentStore
+from appliance.supervisor.log_ring import LogLine
+from appliance.supervisor.policy import TABLE, Response
+
+log = structlog.get_logger()
+Diagnose = Callable[..., Diagnosis]
+
+
+class Casework:
+    """Owns the last incident. Decides nothing: the verdict is diagnosis's, the action the policy's."""
+
+    def __init__(self, backend: Backend, desk: EvidenceDesk, cards: CardLedger, store: IncidentStore, diagnose: Diagnose) -> None:
+        self._backend = backend
+        self._desk = desk
+        self._cards = cards
+        self._store = store
+        self._diagnose = diagnose
+        newest = store.recent(1)
+        self.last_incident: dict[str, Any] | None = newest[0] if newest else None
+
+    def judge(self, generation: int, lines: Sequence[LogLine], *, uses_gpu: bool) -> ev.Diagnosed:
+        """The fast verdict, on what is in memory."""
+        evidence = brief(self._desk.collect(lines))
+        began_s = time.monotonic()
+        diagnosis = unasked(self._diagnose(evidence, stopped_by_us=False, engine=self._backend.name), evidence)
+        took_s = time.monotonic() - began_s
+        log.info(diagnosis.sentence, cause=diagnosis.cause.label, confidence=diagnosis.confidence.value, took_s=round(took_s, 3))
+        cards_left = self._cards_left(diagnosis) if uses_gpu else None
+        return ev.Diagnosed(generation, diagnosis, incident_id(), random.random(), cards_left)
+
+    def record(self, effect: ev.RecordIncident, lines: Sequence[LogLine], model: str) -> None:
+        """Keep it, with all the evidence there is by now."""
+        failure = effect.failure
+        incident = Incident(
+            incident_id=effect.incident_id,
+            time_s=time.time() - (time.monotonic() - failure.time_s),
+            generation=failure.generation,
+            engine=self._backend.name,
+            engine_version=self._backend.version,
+            model=model,
+            phase=failure.phase.value,
+            diagnosis=effect.diagnosis,
+            action=effect.action,
+            evidence=window(self._desk.collect(lines), effect.diagnosis),
+            rung_before=failure.rung,
+            rung_after=effect.rung_after,
+            inflight=tuple(request for request in self._desk.inflight if request.generation == failure.generation),
+            uptime_s=failure.uptime_s,
+        )
+        self._store.record(incident)
+        self.last_incident = incident_to_json(incident, evidence=False)
+        log.warning(effect.action.basis, incident=incident.incident_id, cause=effect.diagnosis.cause.label, action=effect.action.kind.value)
+
+    def recovered(self, incident: str, recovered_s: float) -> None:
+        """The service is back."""
+        self._store.recovered(incident, recovered_s)
+        if self.last_incident is not None and self.last_incident["incident_id"] == incident:
+            self.last_incident |= {"recovered_s": recovered_s}
+        log.info("serving again", incident=incident, recovered_s=round(recovered_s, 3))
+
+    def _cards_left(self, diagnosis: Diagnosis) -> int | None:
+        """How many cards can still be used, the one that this verdict is about left out. None: it does not say which one that is."""
+        if TABLE[diagnosis.cause].response is Response.LOST_CARD:
+            roots = [link.citation.text for link in diagnosis.chain if link.role in (Role.ROOT, Role.SAME_EVENT)]
+            named = {address for text in roots if (address := card_named_in(text)) is not None}
+            usable = {card.address for card in self._cards.usable()}
+            if not named and len(usable) == 1:
+                named = usable
+            if not named and not self._cards.lost - self._desk.lost_before:
+                return None
+            for address in named:
+                self._cards.note(address, diagnosis.sentence, for_good=diagnosis.cause is Cause.GPU_OFF_BUS)
+        return len(self._cards.usable())
+
+
+def incident_id() -> str:
+    """Sortable by time."""
+    return time.strftime("inc-%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+
+
+def cannot_plan(error: ApplianceError) -> Diagnosis:
+    """There is nothing to start, and the backend says why."""
+    root = Citation(Source.PROBE, 0, error.message)
+    remedies = (error.hint,) if error.hint else ()
+    return Diagnosis(Cause.MODEL_MISSING, Confidence.HIGH, error.message, root, remedies=remedies)
+
+
+def answer_to_defect(effect: ev.Effect, error: Exception) -> ev.Event | None:
+    """What the machine is told when one of its effects failed by a defect of ours."""
+    text = f"applianced itself failed ({type(error).__name__}: {error}); please report this"
+    unknown = Diagnosis(Cause.UNKNOWN, Confidence.LOW, text, None)
+    match effect:
+        case ev.Plan(generation=generation):
+            return ev.PlanFailed(generation, unknown, incident_id())
+        case ev.Spawn(generation=generation):
+            return ev.SpawnFailed(generation, text)
+        case ev.Prove(generation=generation):
+            return ev.ProofFailed(generation, text)
+        case ev.Kill(generation=generation):
+            return ev.GroupStuck(generation, text)
+        case ev.Diagnose(generation=generation):
+            return ev.Diagnosed(generation, unknown, incident_id(), 0.0)
+        case ev.WaitForGpu():
+            return ev.GpuWaiting(text)
+    return None
