@@ -199,22 +199,27 @@ class EngineLoop:
     def _prefill(self, chunks: list[Chunk]) -> None:
         """One pass over all chunks; if that fails, one by one, so that only the guilty one is lost."""
         self._runner.apply(self._scheduler.take_moves())
+        if not self._try_prefill(chunks):
+            for chunk in chunks:
+                self._try_prefill([chunk])
+
+    def _try_prefill(self, chunks: list[Chunk]) -> bool:
+        """False: several chunks failed together, and each deserves a try; by then the failed pass has let go of its memory."""
         try:
             logits = self._runner.prefill(chunks)
         except (MemoryError, RuntimeError) as error:
             if len(chunks) > 1:
                 log.warning("Prefill of %d requests together failed, trying them one by one: %s", len(chunks), error)
-                for chunk in chunks:
-                    self._prefill([chunk])
-            else:
-                self._fail_prefill(chunks[0], error)
-            return
+                return False
+            self._fail_prefill(chunks[0], error)
+            return True
         choosing = [chunk.sequence for chunk in chunks if chunk.chooses]
         for chunk in chunks:
             self._scheduler.prefilled(chunk)
             self._prompt_tokens += chunk.count
         if logits is not None:
             self._accept(logits, choosing)
+        return True
 
     def _fail_prefill(self, chunk: Chunk, error: MemoryError | RuntimeError) -> None:
         sequence = chunk.sequence
