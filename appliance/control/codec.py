@@ -145,8 +145,8 @@ def publication_from_json(data: Any) -> Publication:
 
 
 def incident_to_json(incident: Incident, *, evidence: bool = True) -> dict[str, Any]:
-    """Whole, or without evidence as in lists."""
-    shown = incident if evidence else dataclasses.replace(incident, evidence=())
+    """Whole, or without evidence and flight record as in lists."""
+    shown = incident if evidence else dataclasses.replace(incident, evidence=(), flight=None)
     return cast(dict[str, Any], to_json(shown))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from appliance.core.action import Action
 from appliance.core.diagnosis import Diagnosis
 from appliance.core.evidence import Evidence
+from appliance.core.flight import FlightRecord
 from appliance.core.requests import InflightRequest
 
 
@@ -23,6 +24,7 @@ class Incident:
         evidence: the lines and facts that the verdict stands on (a window, not the whole log).
         rung_before, rung_after: indices on the ladder.
         inflight: lengths and fingerprints of what was being served; never text.
+        flight: the last minutes before it, a sample a second.
         recovered_s: seconds from `time_s` to SERVING again; None while not, or when parked.
     """
 
@@ -41,3 +43,4 @@ class Incident:
     inflight: tuple[InflightRequest, ...] = ()
     uptime_s: float = 0.0
     recovered_s: float | None = None
+    flight: FlightRecord | None = None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.core.evidence import Evidence, Source
+from appliance.core.flight import FlightSample
 from appliance.core.units import MIB, format_bytes, format_duration
 
 SWING_BYTES = 300 * MIB
@@ -17,21 +18,6 @@ CLIMB_BYTES = 500 * MIB
 CLIMB_WITHIN_S = 60.0
 TEETH = 3
 DUMPS_WITHIN_S = 24 * 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One second of the recorder.
-
-    Attributes:
-        block_violations: KV blocks whose reference count stood outside its bounds, counted since the engine's start.
-    """
-
-    time_s: float
-    vram_used_bytes: int
-    running: int = 0
-    waiting: int = 0
-    block_violations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +30,7 @@ class CoreDump:
     path: str = ""
 
 
-def findings(samples: Sequence[Sample], *, red_line_bytes: int | None = None) -> list[Evidence]:
+def findings(samples: Sequence[FlightSample], *, red_line_bytes: int | None = None) -> list[Evidence]:
     """Everything of note in the samples, in order of time (oldest sample first)."""
     found = [_swing(samples), _climb(samples), _saw_tooth(samples), _violations(samples)]
     if red_line_bytes is not None:
@@ -67,7 +53,7 @@ def _evidence(kind: str, text: str, time_s: float, **data: float) -> Evidence:
     return Evidence(Source.NVML, text, time_s, data={"kind": kind, **data})
 
 
-def _swing(samples: Sequence[Sample]) -> Evidence | None:
+def _swing(samples: Sequence[FlightSample]) -> Evidence | None:
     """The widest difference of use inside three minutes."""
     widest, at = 0, None
     for window in _windows(samples, SWING_WITHIN_S):
@@ -80,7 +66,7 @@ def _swing(samples: Sequence[Sample]) -> Evidence | None:
     return _evidence("vram_swing", text, at.time_s, swing_bytes=float(widest))
 
 
-def _climb(samples: Sequence[Sample]) -> Evidence | None:
+def _climb(samples: Sequence[FlightSample]) -> Evidence | None:
     """The steepest rise inside a minute."""
     steepest, at = 0, None
     for window in _windows(samples, CLIMB_WITHIN_S):
@@ -95,7 +81,7 @@ def _climb(samples: Sequence[Sample]) -> Evidence | None:
     return _evidence("vram_climb", text, at.time_s, climb_bytes=float(steepest))
 
 
-def _saw_tooth(samples: Sequence[Sample]) -> Evidence | None:
+def _saw_tooth(samples: Sequence[FlightSample]) -> Evidence | None:
     """Three or more falls of over half the swing's limit, each after a rise as large: allocate, free, allocate."""
     teeth, low, high, rising = 0, None, None, True
     at = 0.0
@@ -116,7 +102,7 @@ def _saw_tooth(samples: Sequence[Sample]) -> Evidence | None:
     return _evidence("vram_saw_tooth", f"video memory rose and fell {teeth} times like a saw", at, teeth=float(teeth))
 
 
-def _violations(samples: Sequence[Sample]) -> Evidence | None:
+def _violations(samples: Sequence[FlightSample]) -> Evidence | None:
     """Reference counts of KV blocks outside their bounds."""
     first = next((sample for sample in samples if sample.block_violations > 0), None)
     if first is None:
@@ -127,7 +113,7 @@ def _violations(samples: Sequence[Sample]) -> Evidence | None:
     )
 
 
-def _over(samples: Sequence[Sample], red_line_bytes: int) -> Evidence | None:
+def _over(samples: Sequence[FlightSample], red_line_bytes: int) -> Evidence | None:
     """Use over the red line of the plan."""
     over = [sample for sample in samples if sample.vram_used_bytes > red_line_bytes]
     if not over:
@@ -137,7 +123,7 @@ def _over(samples: Sequence[Sample], red_line_bytes: int) -> Evidence | None:
     return _evidence("vram_red_line", text, over[0].time_s, most_bytes=float(most))
 
 
-def _windows(samples: Sequence[Sample], width_s: float) -> list[Sequence[Sample]]:
+def _windows(samples: Sequence[FlightSample], width_s: float) -> list[Sequence[FlightSample]]:
     """For each sample, the samples of the time before it, itself included."""
     windows, start = [], 0
     for end, sample in enumerate(samples):

@@ -114,12 +114,12 @@ class IncidentStore:
         self._write(insert)
 
     def recent(self, limit: int) -> list[Document]:
-        """Newest first, without evidence. Blocking: call it in a thread."""
+        """Newest first, without evidence and flight record. Blocking: call it in a thread."""
         rows = self._worker.submit(self._read, "SELECT document FROM incidents ORDER BY time_s DESC LIMIT ?", (limit,)).result()
         with self._unsaved_lock:
             documents = {document["incident_id"]: document for document in [*rows, *self._unsaved.values()]}
         newest = sorted(documents.values(), key=lambda document: float(document["time_s"]), reverse=True)
-        return [document | {"evidence": []} for document in newest[:limit]]
+        return [document | {"evidence": [], "flight": None} for document in newest[:limit]]
 
     def one(self, incident_id: str) -> Document | None:
         """Whole; the newest for an empty id; None if there is none. Blocking."""

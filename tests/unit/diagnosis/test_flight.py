@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from appliance.core.evidence import Evidence, Source
+from appliance.core.flight import FlightSample
 from appliance.core.units import GIB, MIB
 from appliance.diagnosis import diagnose
-from appliance.diagnosis.flight import CoreDump, Sample, core_dumps, findings
+from appliance.diagnosis.flight import CoreDump, core_dumps, findings
 
 
-def track(*used_mib: float, step_s: float = 1.0) -> list[Sample]:
+def track(*used_mib: float, step_s: float = 1.0) -> list[FlightSample]:
     """Samples of 20 GiB plus so many MiB."""
-    return [Sample(1000.0 + index * step_s, 20 * GIB + round(value * MIB)) for index, value in enumerate(used_mib)]
+    return [FlightSample(1000.0 + index * step_s, 20 * GIB + round(value * MIB)) for index, value in enumerate(used_mib)]
 
 
 def kinds(found: list[Evidence]) -> list[object]:
@@ -35,14 +36,18 @@ def kinds(found: list[Evidence]) -> list[object]:
         (track(*([0, 140] * 9)), []),
     ],
 )
-def test_swings_climbs_and_teeth_are_found_past_their_limits(samples: list[Sample], expected: list[str]) -> None:
+def test_swings_climbs_and_teeth_are_found_past_their_limits(samples: list[FlightSample], expected: list[str]) -> None:
     """300 MB within three minutes, 500 MB within one, three teeth of half the swing."""
     assert sorted(map(str, kinds(findings(samples)))) == expected
 
 
 def test_the_red_line_and_the_block_counts() -> None:
     """Use over the plan's line; counts out of bounds, from their first second."""
-    samples = [Sample(1.0, 22 * GIB), Sample(2.0, 23 * GIB, block_violations=1), Sample(3.0, 22 * GIB, block_violations=4)]
+    samples = [
+        FlightSample(1.0, 22 * GIB),
+        FlightSample(2.0, 23 * GIB, block_violations=1),
+        FlightSample(3.0, 22 * GIB, block_violations=4),
+    ]
     found = {item.data["kind"]: item for item in findings(samples, red_line_bytes=int(22.5 * GIB))}
     assert found["vram_red_line"].time_s == 2.0
     assert found["block_violations"].time_s == 2.0
