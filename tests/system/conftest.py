@@ -52,15 +52,21 @@ def base(possible: None) -> Path:
 
 
 @pytest.fixture(scope="session")
-def deb(possible: None, scratch: Path) -> Path:
-    """The package of the last commit."""
-    return build(scratch / "deb")
+def commit(possible: None) -> str:
+    """The last one when the tests began; work may go on meanwhile."""
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture(scope="session")
-def next_deb(possible: None, scratch: Path) -> Path:
+def deb(commit: str, scratch: Path) -> Path:
+    """The package of the last commit."""
+    return build(scratch / "deb", "--commit", commit)
+
+
+@pytest.fixture(scope="session")
+def next_deb(commit: str, scratch: Path) -> Path:
     """The same as a later version."""
-    return build(scratch / "next", "--version", NEXT_VERSION)
+    return build(scratch / "next", "--commit", commit, "--version", NEXT_VERSION)
 
 
 def build(output: Path, *arguments: str) -> Path:

@@ -14,9 +14,9 @@ from tests.system.conftest import ROOT, build
 pytestmark = pytest.mark.system
 
 
-def test_two_builds_are_the_same(deb: Path, scratch: Path) -> None:
+def test_two_builds_are_the_same(deb: Path, commit: str, scratch: Path) -> None:
     """Bit by bit: the package depends on the commit and on nothing else."""
-    again = build(scratch / "again")
+    again = build(scratch / "again", "--commit", commit)
     print(f"\n{deb.name}: {deb.stat().st_size} bytes")
     assert hashlib.sha256(again.read_bytes()).hexdigest() == hashlib.sha256(deb.read_bytes()).hexdigest()
 

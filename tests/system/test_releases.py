@@ -54,14 +54,13 @@ def released(request: pytest.FixtureRequest, scratch: Path, deb: Path, tools: Pa
     box.down()
 
 
-def test_the_package_is_built_and_starts(released: tuple[Release, Machine], deb: Path) -> None:
+def test_the_package_is_built_and_starts(released: tuple[Release, Machine], deb: Path, commit: str) -> None:
     """Built by the release's own tools; the package's own autopkgtest passes on it."""
     release, machine = released
     package = f"/deb/{deb.name}"
     if "debhelper" in release.extra:
-        machine.box.do(
-            "sh", "-c", "git config --global --add safe.directory '*' && /checkout/packaging/build-deb --output /srv/deb", timeout_s=300
-        )
+        program = f"git config --global --add safe.directory '*' && /checkout/packaging/build-deb --output /srv/deb --commit {commit}"
+        machine.box.do("sh", "-c", program, timeout_s=300)
         package = f"/srv/deb/{deb.name}"
     machine.apt("install", package)
     print(machine.box.do("sh", "/checkout/packaging/debian/tests/installed"))
