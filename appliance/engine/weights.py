@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import mmap
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,10 +116,7 @@ class ModelWeights:
 
     def _view(self, file: Path, begin: int, end: int, dtype: str) -> Tensor:
         if file not in self._maps:
-            # Private and writable only because torch warns about read-only memory; nobody writes, so nothing is copied.
-            with file.open("rb") as handle:
-                mapped = mmap.mmap(handle.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            self._maps[file] = torch.frombuffer(mapped, dtype=torch.uint8)
+            self._maps[file] = _map(file)
         piece, kind = self._maps[file][begin:end], _DTYPES[dtype]
         aligned = begin % kind.itemsize == 0  # the format does not promise it
         if not aligned or kind is not torch.float32:
@@ -129,6 +127,16 @@ class ModelWeights:
         self._copied_bytes += numbers * torch.float32.itemsize
         if self._most_copied_bytes is not None and self._copied_bytes > self._most_copied_bytes:
             raise WouldCopy(f"over {format_bytes(self._most_copied_bytes)} of the weights have to be copied before use")
+
+
+def _map(file: Path) -> Tensor:
+    """The whole file as bytes. Read-only: a stray write ends the process instead of changing the model."""
+    with file.open("rb") as handle:
+        mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_WILLNEED)  # from a cold disk, the kernel reads ahead while the rest is set up
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def read_header(file: Path) -> dict[str, TensorPlace]:

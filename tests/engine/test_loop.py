@@ -303,7 +303,9 @@ def test_a_model_that_says_nan_loses_that_request_alone(tmp_path: Path) -> None:
     folder = save_checkpoint(transformers.LlamaConfig(**SIZES), tmp_path)
     clean = Driver(folder).run({"good": prompt(40), "later": prompt(60)})
     driver = Driver(folder)
-    driver.runner._runner._decoder._embedding[7] = float("nan")
+    decoder = driver.runner._runner._decoder
+    decoder._embedding = decoder._embedding.clone()
+    decoder._embedding[7] = float("nan")
     good, bad = [token for token in prompt(40) if token != 7], [7, 8, 9]
     assert len(good) == 40, "the prompt must not hold the poisoned token"
     answers = driver.run({"bad": bad, "good": good})

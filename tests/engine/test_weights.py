@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +161,16 @@ def test_float32_weights_are_mapped_not_copied(folder: Path) -> None:
     name, shape = "model.layers.0.self_attn.o_proj.weight", (64, 64)
     assert weights.get(name, shape).data_ptr() == weights.get(name, shape).data_ptr()
     assert torch.equal(weights.get(name, shape), load_file(folder / "model.safetensors")[name])
+
+
+def test_a_stray_write_into_the_weights_ends_the_process(folder: Path) -> None:
+    """Instead of serving another model than the owner chose."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom appliance.engine.weights import ModelWeights\n"
+        "ModelWeights(Path(sys.argv[1])).get('model.norm.weight', (64,))[3] = 0.0\n"
+    )
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", code, str(folder)], capture_output=True, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGSEGV, ended.stderr
 
 
 def test_matrices_that_lie_apart_are_stacked_by_copy(folder: Path) -> None:
