@@ -1,4 +1,4 @@
-"""The answer to one client: whole, or as a stream that can be kept alive while there is nothing to say yet."""
+"""The answer to one client: whole, or as a stream that is kept alive while there is nothing to say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from appliance.gateway.sse import WAITING_COMMENT, Dialect, error_event
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 COMMENT_AFTER_S = 5.0
-"""A stream without a byte for so long gets its headers and a comment, then one as often: proxies cut silent answers."""
+"""A stream without a byte for so long gets (its headers and) a comment, then one as often: proxies cut silent answers."""
 UNBUFFERED = (b"x-accel-buffering", b"no")
 """nginx in front passes each event on as it comes."""
 _STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), UNBUFFERED]
@@ -32,14 +32,31 @@ class Client:
         account: of what the engine answers; None while there is nothing to account for.
     """
 
-    __slots__ = ("_comments", "_send", "_timer", "account", "connection", "events", "label", "outcome", "request_id", "status")
+    __slots__ = (
+        "_comment",
+        "_commenting",
+        "_loop",
+        "_send",
+        "_timer",
+        "_wrote_s",
+        "account",
+        "connection",
+        "events",
+        "label",
+        "outcome",
+        "request_id",
+        "status",
+    )
 
     def __init__(self, send: Send, connection: ClientConnection, request_id: str) -> None:
         self._send = send
+        self._loop = connection.loop
         self.connection = connection
         self.request_id = request_id
         self._timer: asyncio.TimerHandle | None = None
-        self._comments: asyncio.Task[None] | None = None
+        self._commenting: asyncio.Task[None] | None = None
+        self._comment = WAITING_COMMENT
+        self._wrote_s = 0.0
         self.status = self.outcome = 0
         self.events = False
         self.label = "unknown"
@@ -56,19 +73,22 @@ class Client:
 
     async def begin(self, status: int, headers: Headers) -> None:
         """The head of an answer whose body follows in pieces. Nothing is sent twice where comments have begun a stream."""
-        self.stop_comments()
         if not self.status:
+            self._stop_commenting()
             self.events = any(value.startswith(b"text/event-stream") for name, value in headers if name == b"content-type")
             await self._start(status, headers)
 
     async def write(self, data: bytes) -> None:
-        """A piece; waits while the client reads slower than we write."""
+        """A piece, of a stream one or more whole events; waits while the client reads slower than we write."""
+        self._wrote_s = self._loop.time()
+        self._comment = WAITING_COMMENT
         if self.account is not None and self.events:
-            self.account.piece(data, self.connection.loop.time())
+            self.account.piece(data, self._wrote_s)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self) -> None:
         """The end of an answer in pieces."""
+        self.stop_comments()
         if self.account is not None:
             self.account.complete()
         await self._send({"type": "http.response.body", "body": b""})
@@ -86,29 +106,48 @@ class Client:
         else:
             self.connection.abort()
 
+    # comments
+
     def start_comments(self) -> None:
         """From now on the stream is kept alive while nothing else is written to it."""
-        self._timer = asyncio.get_running_loop().call_later(COMMENT_AFTER_S, self._begin_comments)
+        self._wrote_s = self._loop.time()
+        self._timer = self._loop.call_later(COMMENT_AFTER_S, self._check_silence)
 
     def stop_comments(self) -> None:
-        """Before anything else is written."""
+        """Before the end, and before an answer that is no stream."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._comments is not None:
-            self._comments.cancel()
-            self._comments = None
+        self._stop_commenting()
 
-    def _begin_comments(self) -> None:
-        self._timer = None
-        self._comments = asyncio.get_running_loop().create_task(self._comment())
+    def say(self, comment: bytes) -> None:
+        """What silence is filled with from now on. A stream that has begun gets it at once."""
+        self._comment = comment
+        if self.events and self._timer is not None:
+            self._write_comment()
 
-    async def _comment(self) -> None:
-        self.events = True
-        await self._start(200, _STREAM_HEADERS)
-        while True:
-            await self._send({"type": "http.response.body", "body": WAITING_COMMENT, "more_body": True})
-            await asyncio.sleep(COMMENT_AFTER_S)
+    def _check_silence(self) -> None:
+        silent_s = self._loop.time() - self._wrote_s
+        if silent_s >= COMMENT_AFTER_S:
+            self._write_comment()
+            silent_s = 0.0
+        self._timer = self._loop.call_later(COMMENT_AFTER_S - silent_s, self._check_silence)
+
+    def _write_comment(self) -> None:
+        if self._commenting is None or self._commenting.done():  # else the client reads nothing: one is enough
+            self._commenting = self._loop.create_task(self._send_comment())
+
+    async def _send_comment(self) -> None:
+        if not self.status:
+            self.events = True
+            await self._start(200, _STREAM_HEADERS)
+        self._wrote_s = self._loop.time()
+        await self._send({"type": "http.response.body", "body": self._comment, "more_body": True})
+
+    def _stop_commenting(self) -> None:
+        if self._commenting is not None:
+            self._commenting.cancel()
+            self._commenting = None
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.status = self.outcome = status

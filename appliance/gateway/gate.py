@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from appliance.core.launch import ContinuesBy
 from appliance.core.publication import Publication
 from appliance.core.states import ANSWERING, EngineState
 from appliance.gateway.envelope import Refused
@@ -92,12 +93,18 @@ class Life:
 
     Attributes:
         generation: applianced's number for it.
+        continues_by: how it goes on with answers that an earlier life began.
+        last_incident_id: before it.
         lost: requests have lost it, and it has not proved itself since.
+        leaving: it is being stopped on purpose: its end is no crash.
     """
 
     generation: int
     upstream: Upstream
+    continues_by: ContinuesBy = ContinuesBy.REPLAY
+    last_incident_id: str | None = None
     lost: bool = False
+    leaving: bool = False
 
 
 class Gate:
@@ -133,8 +140,22 @@ class Gate:
             incident_id=publication.incident_id if publication is not None else None,
         )
 
+    async def judged(self, life: Life, timeout_s: float) -> bool:
+        """Wait until it is known whether a life that broke a connection is over. False: it answers again, or we still cannot tell."""
+        due_s = self._loop.time() + timeout_s
+        while life is self.life and life.lost and self._loop.time() < due_s:
+            await self.news(due_s - self._loop.time())
+        return life is not self.life
+
+    async def incident_of(self, life: Life, timeout_s: float) -> str | None:
+        """The incident that its end became; None when nobody says so in time."""
+        due_s = self._loop.time() + timeout_s
+        while self._incident_since(life) is None and self._loop.time() < due_s:
+            await self.news(due_s - self._loop.time())
+        return self._incident_since(life)
+
     async def news(self, timeout_s: float) -> None:
-        """Wait for the next publication, but not longer."""
+        """Wait for the next publication or proof of life, but not longer."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
@@ -149,11 +170,12 @@ class Gate:
         if self._is_new_life(publication):
             self._replace_life(publication)
             engine_lost = None
+        elif self.life is not None and publication.state in (EngineState.DRAINING, EngineState.STOPPED):
+            self.life.leaving = True
         self._note_stop(publication)
         self._set(View(publication, True, "", engine_lost))
         self._cancel(self._watcher)
-        self._news.set()
-        self._news = asyncio.Event()
+        self._tell()
 
     def control_lost(self, error: str) -> None:
         """The control socket does not answer. The last publication stays; the engine is now asked by ourselves."""
@@ -194,6 +216,15 @@ class Gate:
             log.info("%s: %s", self.standing.value, sentence_of(view))
         self._changed()
 
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _incident_since(self, life: Life) -> str | None:
+        publication = self.view.publication
+        incident_id = publication.incident_id if publication is not None else None
+        return incident_id if incident_id != life.last_incident_id else None
+
     def _is_new_life(self, publication: Publication) -> bool:
         if publication.endpoint is None:  # while it drains, what runs may still finish
             return self.life is not None and publication.state is not EngineState.DRAINING
@@ -206,7 +237,10 @@ class Gate:
             reason = f"generation {self.life.generation} is over: {publication.reason}"
             # Its sockets break by themselves when the process goes; this is for a process that cannot be killed.
             self._loop.call_later(OLD_LIFE_GRACE_S, self.life.upstream.end, reason)
-        self.life = None if publication.endpoint is None else Life(publication.generation, Upstream(publication.endpoint))
+        self.life = None
+        if publication.endpoint is not None:
+            continues_by = publication.limits.continues_by if publication.limits is not None else ContinuesBy.REPLAY
+            self.life = Life(publication.generation, Upstream(publication.endpoint), continues_by, publication.incident_id)
 
     def _note_stop(self, publication: Publication) -> None:
         if publication.state is not EngineState.STOPPED:
@@ -232,6 +266,7 @@ class Gate:
             life.lost = False
             log.warning("generation %d answers again after: %s", life.generation, view.engine_lost)
             self._set(View(view.publication, view.connected, view.control_error, None))
+            self._tell()
 
     async def _watch(self) -> None:
         while True:

@@ -40,11 +40,13 @@ _NOT_DOWNSTREAM = _HOP_BY_HOP | {
     b"access-control-expose-headers",
     b"access-control-max-age",
 }
+_OURS = b"x-appliance-"
+"""Between gateway and engine only: what clients send under such a name goes nowhere."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-def upstream_head(method: str, target: bytes, headers: Headers, request_id: str, body_bytes: int) -> bytes:
-    """The head of the request as the engine gets it. `target` is path and query as they came."""
+def upstream_head(method: str, target: bytes, headers: Headers, request_id: str, body_bytes: int, *ours: tuple[bytes, bytes]) -> bytes:
+    """The head of the request as the engine gets it. `target` is path and query as they came; `ours` are headers of our own."""
     parts = [
         b"%s %s HTTP/1.1\r\nhost: engine\r\nx-request-id: %s\r\n" % (method.encode("ascii"), target, request_id.encode("ascii")),
     ]
@@ -52,7 +54,8 @@ def upstream_head(method: str, target: bytes, headers: Headers, request_id: str,
     for name, value in headers:
         if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
             drop = _NOT_UPSTREAM | _named_in(value)
-    parts.extend(b"%s: %s\r\n" % (name, value) for name, value in headers if name not in drop)
+    kept = [header for header in headers if header[0] not in drop and not header[0].startswith(_OURS)]
+    parts.extend(b"%s: %s\r\n" % header for header in (*kept, *ours))
     if body_bytes or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
         parts.append(b"content-length: %d\r\n" % body_bytes)
     parts.append(b"\r\n")

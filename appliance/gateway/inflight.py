@@ -10,18 +10,25 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.core.requests import InflightRequest, Resumability
+from appliance.gateway.gate import Life
 from appliance.gateway.headers import Headers
+from appliance.gateway.notes import Notes
+from appliance.gateway.resume import Losses, Progress, Way
+from appliance.gateway.said import Said, why_incomparable
 from appliance.gateway.schedule import Ticket
 from appliance.gateway.sse import Dialect
+from appliance.gateway.upstream import Connection
 
 log = logging.getLogger("gateway.inflight")
 
 KEY_BYTES = 32
+GENERATING = frozenset({"/generate", "/v1/chat/completions", "/v1/completions"})
+"""Endpoints whose answers an engine can note token by token."""
 _orders = itertools.count(1)
 _PREFIX = secrets.token_hex(4)
 
@@ -38,7 +45,20 @@ def next_order() -> int:
 
 @dataclass(eq=False, slots=True)
 class LiveRequest:
-    """One request that goes to the engine. `generation` is 0 while it waits; `sent_bytes` counts the answer's own bytes."""
+    """One request that goes to the engine.
+
+    Attributes:
+        prompt_tokens: where known; the ticket's tokens are an estimate.
+        generation: 0 while it waits.
+        sent_bytes: of the answer's own bytes.
+        waited_s: between losing an engine and being given to the next one, over all its losses.
+        way: how it was given to the engine that has it, or had it last.
+        got_further: with that engine, than ever before.
+        lost_life: the engine it has lost, until it is given to another one or that one turns out to live.
+        connection: to that engine, while the answer is coming.
+        notes, said: what is known of the answer so far, as far as engines have noted it, or as the client was sent it.
+        losses: the engines it has lost.
+    """
 
     request_id: str
     method: str
@@ -52,12 +72,18 @@ class LiveRequest:
     ticket: Ticket
     takes_slot: bool = True
     prompt_tokens: int | None = None
-    """Where known; the ticket's tokens are an estimate."""
     generation: int = 0
     attempt: int = 0
     sent_bytes: int = 0
     waited_s: float = 0.0
-    """Spent between losing an engine and being given to the next one, over all its losses."""
+    way: Way = Way.PLAIN
+    got_further: bool = False
+    lost_life: Life | None = None
+    connection: Connection | None = None
+    notes: Notes = field(default_factory=Notes)
+    said: Said = field(default_factory=Said)
+    losses: Losses = field(default_factory=Losses)
+    _incomparable: str | None = None
 
     @property
     def order(self) -> int:
@@ -67,7 +93,27 @@ class LiveRequest:
     @property
     def resumability(self) -> Resumability:
         """What could be done if the engine died now."""
-        return Resumability.FAIL if self.sent_bytes else Resumability.REPLAY
+        if not self.sent_bytes:
+            return Resumability.REPLAY
+        return Resumability.CONTINUE if self.notes.usable or not self.why_incomparable() else Resumability.FAIL
+
+    def why_incomparable(self) -> str:
+        """Why a second run could not be measured against what was sent; empty where it could."""
+        if self._incomparable is None:
+            self._incomparable = why_incomparable(self.path, self.body) if self.stream else "it is no stream"
+        return self._incomparable or self.said.overflow
+
+    @property
+    def can_stand_aside(self) -> bool:
+        """It can be taken from a living engine, and gone on with later as if nothing had happened."""
+        return self.way is Way.IDS and (not self.sent_bytes or self.notes.usable)
+
+    @property
+    def progress(self) -> Progress:
+        """For the choice of a way on."""
+        sent = bool(self.sent_bytes)
+        comparable = sent and not self.notes.usable and not self.why_incomparable()
+        return Progress(sent, self.notes.usable, comparable, self.path in GENERATING and self.method == "POST")
 
 
 class InflightTable:
@@ -88,6 +134,13 @@ class InflightTable:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter(self._requests)
+
+    def fingerprint_of(self, request: LiveRequest) -> str:
+        """See `fingerprint`."""
+        return fingerprint(self._key, request.body)
+
     def of_generation(self, generation: int) -> tuple[InflightRequest, ...]:
         """The shapes of what one engine life holds."""
         return self.shapes(request for request in self._requests if request.generation == generation)
@@ -105,7 +158,7 @@ class InflightTable:
         return InflightRequest(
             request_id=request.request_id,
             path=request.path,
-            fingerprint=fingerprint(self._key, request.body),
+            fingerprint=self.fingerprint_of(request),
             body_bytes=len(request.body),
             prompt_tokens=request.prompt_tokens,
             sent_bytes=request.sent_bytes,

@@ -1,22 +1,36 @@
-"""What becomes of a request whose engine died. Pure: the seam behind which exact continuation goes.
+"""What becomes of a request whose engine died. Pure.
 
-Today: nothing of the answer sent → the same body again; otherwise the stream ends with an error event. The relay asks
-here and nowhere else, so a request that can be continued needs a new verdict here and a recorder in the relay.
+Three ways on, by what the client has and what the next engine can: the same body again; the token ids so far, behind
+which an engine that continues by ids goes on; or the same body again with what was sent compared and swallowed.
+
+And who is to blame. A request that was with two engines in a row when they died, and got no further in the second, is
+suspected: it is tried alone, and if an engine dies with it alone, it is quarantined. What got further is not suspected:
+a poison cannot get past the place where it kills.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from appliance.core.launch import ContinuesBy
 from appliance.core.requests import Resumability
+
+SUSPECT_AFTER = 2
+"""Engines in a row that died while a request got no further; from then on it is tried alone."""
+LIVES_MAX = 100
+"""However far it gets each time: a request that takes more lives than this is not worth it."""
 
 
 class Verdict(enum.Enum):
     """What to do."""
 
     AGAIN = "again"
-    """Wait for an engine and send the same body."""
+    """Wait for an engine and give it to that one."""
+    ALONE = "alone"
+    """The same, but while nobody else is with the engine."""
+    QUARANTINE = "quarantine"
+    """It kills engines."""
     FAIL_SENT = "fail_sent"
     """Part of the answer is with the client and cannot be continued."""
     FAIL_ATTEMPTS = "fail_attempts"
@@ -25,25 +39,105 @@ class Verdict(enum.Enum):
     """It has waited as long as it may."""
 
 
+class Way(enum.Enum):
+    """How it is given to an engine."""
+
+    PLAIN = "plain"
+    """The body as it came."""
+    IDS = "ids"
+    """With what the engines so far have noted, and a request for notes."""
+    REPLAY = "replay"
+    """The body as it came; of the answer, what the client has is compared and swallowed."""
+
+
+@dataclass(slots=True)
+class Losses:
+    """The engines that one request has lost.
+
+    Attributes:
+        lives: all of them.
+        fruitless: those in a row, up to now, since it last got further; died or not.
+        crashes: of these, the generations that died. (One in which it did get further, and died later, is the first.)
+    """
+
+    lives: int = 0
+    fruitless: int = 0
+    crashes: list[int] = field(default_factory=list)
+
+    def got_further(self) -> None:
+        """Whatever the engines before died of, it was not that this request could not get past that place."""
+        self.fruitless = 0
+        self.crashes.clear()
+
+    def add(self, generation: int, *, crashed: bool) -> None:
+        """One more."""
+        self.lives += 1
+        self.fruitless += 1
+        if crashed:
+            self.crashes.append(generation)
+
+    def survived(self) -> None:
+        """The last one did not die after all: a connection broke."""
+        if self.crashes:
+            self.crashes.pop()
+
+    @property
+    def suspected(self) -> bool:
+        """It is to be tried alone."""
+        return len(self.crashes) >= SUSPECT_AFTER
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """The facts at the moment of a loss.
 
     Attributes:
         resumability: of the request.
-        attempts: engine lives that have had it, this one included.
+        alone: no other request was with this engine, and it died.
         waited_s: since its first loss.
     """
 
     resumability: Resumability
-    attempts: int
+    losses: Losses
+    alone: bool
     waited_s: float
 
 
 def after_loss(loss: Loss, *, max_attempts: int, max_wait_s: float) -> Verdict:
-    """`max_attempts` losses are forgiven; the next one is not."""
-    if loss.resumability is not Resumability.REPLAY:
+    """`max_attempts` losses in a row without getting any further are forgiven; the next one is not."""
+    if loss.alone and loss.losses.suspected:
+        return Verdict.QUARANTINE
+    if loss.resumability is Resumability.FAIL:
         return Verdict.FAIL_SENT
-    if loss.attempts > max_attempts:
+    if loss.losses.fruitless > max_attempts or loss.losses.lives > LIVES_MAX:
         return Verdict.FAIL_ATTEMPTS
-    return Verdict.FAIL_WAITED if loss.waited_s > max_wait_s else Verdict.AGAIN
+    if loss.waited_s > max_wait_s:
+        return Verdict.FAIL_WAITED
+    return Verdict.ALONE if loss.losses.suspected else Verdict.AGAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an answer is, for the choice of a way.
+
+    Attributes:
+        sent: the client has some of it.
+        noted: engines have noted enough to go on by ids.
+        comparable: a second run could be measured against what was sent.
+        generates: its endpoint is one whose answers grow token by token.
+    """
+
+    sent: bool
+    noted: bool
+    comparable: bool
+    generates: bool
+
+
+def way_on(progress: Progress, engine: ContinuesBy) -> Way | None:
+    """The way to give it to such an engine; None where there is none."""
+    by_ids = engine is ContinuesBy.IDS and progress.generates
+    if not progress.sent:
+        return Way.IDS if by_ids else Way.PLAIN
+    if by_ids and progress.noted:
+        return Way.IDS
+    return Way.REPLAY if progress.comparable else None

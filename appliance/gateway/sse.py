@@ -14,6 +14,7 @@ from typing import Any
 from appliance.gateway.envelope import Refused
 
 WAITING_COMMENT = b": waiting\n\n"
+RESTARTING_COMMENT = b": restarting engine\n\n"
 EVENT_MAX_BYTES = 4 * 1024**2
 """A single event larger than this is passed on in pieces: our memory is bounded, its end can no longer be guarded."""
 _OPENAI_PATHS = frozenset({"/generate", "/v1/chat/completions", "/v1/completions"})

@@ -41,9 +41,11 @@ class LossKind(enum.Enum):
     """503 of an engine that loads or drains: it did not look at the request."""
     SUPERSEDED = "superseded"
     """The supervisor ended this generation; whatever may still come of it is void."""
+    SET_ASIDE = "set_aside"
+    """We ourselves took the request away from an engine that lives: a suspect is to be tried alone."""
 
 
-_UNDELIVERED = frozenset({LossKind.CONNECT, LossKind.NOT_READY})
+_UNDELIVERED = frozenset({LossKind.CONNECT, LossKind.NOT_READY, LossKind.SET_ASIDE})
 
 
 class UpstreamLost(Exception):

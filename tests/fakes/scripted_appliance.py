@@ -75,6 +75,7 @@ class ScriptedAppliance:
             *arguments,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         await eventually(lambda: _accepts(path), f"{path} accepts connections")
         if publish:

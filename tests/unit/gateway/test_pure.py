@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from appliance.core.launch import Endpoint
 from appliance.core.publication import Publication
-from appliance.core.requests import Resumability
 from appliance.core.states import EngineState
 from appliance.gateway.envelope import Refused, in_envelope
 from appliance.gateway.gate import STOPPED_HOLD_S, Standing, View, sentence_of, standing_of
@@ -20,7 +19,6 @@ from appliance.gateway.headers import downstream, legal_request_id, upstream_hea
 from appliance.gateway.inflight import KEY_BYTES, fingerprint, load_key, new_request_id
 from appliance.gateway.intake import facts_of
 from appliance.gateway.metrics import Distribution, Metrics
-from appliance.gateway.resume import Loss, Verdict, after_loss
 from appliance.gateway.routes import PAGES, Kind, route_of
 
 SERVING = Publication(EngineState.SERVING, 3, Endpoint(port=1234), None, "serving", None)
@@ -57,21 +55,6 @@ def test_the_sentence_blames_applianced_only_when_the_engine_is_away_too() -> No
     assert sentence_of(View(SERVING, False, "nobody listens")) == "serving"
     assert sentence_of(View(SERVING, False, "nobody listens", "refused")).startswith("applianced is not answering (nobody listens)")
     assert sentence_of(View(None, False, "nobody listens")) == "applianced is not answering: nobody listens"
-
-
-@pytest.mark.parametrize(
-    ("loss", "verdict"),
-    [
-        (Loss(Resumability.REPLAY, 1, 0.0), Verdict.AGAIN),
-        (Loss(Resumability.REPLAY, 2, 299.0), Verdict.AGAIN),
-        (Loss(Resumability.REPLAY, 3, 0.0), Verdict.FAIL_ATTEMPTS),
-        (Loss(Resumability.REPLAY, 1, 301.0), Verdict.FAIL_WAITED),
-        (Loss(Resumability.FAIL, 1, 0.0), Verdict.FAIL_SENT),
-    ],
-)
-def test_what_becomes_of_a_request_that_lost_its_engine(loss: Loss, verdict: Verdict) -> None:
-    """Two losses are forgiven with the default, 300 s of waiting, and nothing once something was sent."""
-    assert after_loss(loss, max_attempts=2, max_wait_s=300.0) is verdict
 
 
 @pytest.mark.parametrize(

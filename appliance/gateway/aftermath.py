@@ -1,0 +1,123 @@
+"""After a loss: was it a crash, whose fault may it be, and may the request be given to the next engine?"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import NoReturn
+
+from appliance.config.schema import ResumeTable
+from appliance.gateway.envelope import Refused
+from appliance.gateway.exchange import cannot_go_on
+from appliance.gateway.gate import RETRY_AFTER_UNKNOWN_S, Gate, Life, Standing
+from appliance.gateway.inflight import InflightTable, LiveRequest
+from appliance.gateway.quarantine import Quarantine
+from appliance.gateway.resume import Loss, Verdict, after_loss
+from appliance.gateway.trials import Trials
+from appliance.gateway.upstream import LossKind, UpstreamLost
+
+log = logging.getLogger("gateway.aftermath")
+
+NEWS_WAIT_S = 0.5
+"""How long a broken stream waits for applianced's sentence on it, to end with the incident's id in its error."""
+INCIDENT_WAIT_S = 5.0
+"""The same for a request that is quarantined: here the incident is what its sender needs."""
+
+
+class Aftermath:
+    """Applies resume.py's verdicts."""
+
+    def __init__(self, resume: ResumeTable, gate: Gate, inflight: InflightTable, trials: Trials, quarantine: Quarantine) -> None:
+        self._resume = resume
+        self._gate = gate
+        self._inflight = inflight
+        self._trials = trials
+        self._quarantine = quarantine
+
+    def recall(self, request: LiveRequest) -> None:
+        """A request comes: one with the same body may have been suspected when its client left."""
+        if self._quarantine and request.takes_slot:
+            request.losses.crashes.extend(self._quarantine.suspicion(self._inflight.fingerprint_of(request)))
+
+    def check(self, request: LiveRequest) -> None:
+        """Raises Refused for a body that is in quarantine."""
+        if self._quarantine and request.takes_slot:
+            refused = self._quarantine.refusal(self._inflight.fingerprint_of(request))
+            if refused is not None:
+                request.losses.crashes.clear()
+                raise refused
+
+    def close(self, request: LiveRequest, *, answered: bool) -> None:
+        """A request goes, in whatever way."""
+        self._trials.forget(request)
+        if not answered and request.losses.crashes:
+            self._quarantine.remember(self._inflight.fingerprint_of(request), request.losses.crashes)
+        elif answered and self._quarantine:
+            self._quarantine.clear(self._inflight.fingerprint_of(request))
+
+    def patience_s(self, request: LiveRequest) -> float:
+        """How much longer it may wait for an engine."""
+        return max(0.0, self._resume.max_wait_s - request.waited_s)
+
+    async def judge(self, request: LiveRequest, lost: UpstreamLost, *, alone: bool) -> None:
+        """Return when the request may be given to an engine again. Raises Refused."""
+        if lost.kind is LossKind.SET_ASIDE:
+            return
+        life = request.lost_life
+        alone = await self._count(request, life, alone=alone) and alone
+        facts = Loss(request.resumability, request.losses, alone, request.waited_s)
+        verdict = after_loss(facts, max_attempts=self._resume.max_attempts, max_wait_s=self._resume.max_wait_s)
+        if verdict is Verdict.QUARANTINE and life is not None:
+            await self._convict(request, life)
+        if verdict in (Verdict.AGAIN, Verdict.ALONE):
+            return
+        if self._gate.standing is Standing.HOLD and verdict is not Verdict.FAIL_WAITED:
+            await (self._gate.incident_of(life, NEWS_WAIT_S) if life is not None else self._gate.news(NEWS_WAIT_S))
+        raise self._failed(request, lost, verdict)
+
+    async def _count(self, request: LiveRequest, life: Life | None, *, alone: bool) -> bool:
+        """Add it to the request's losses. True: the engine died, as far as it matters here and can be known."""
+        if life is None:
+            return False
+        request.losses.add(life.generation, crashed=not life.leaving)
+        if life.leaving:
+            request.lost_life = None
+            return False
+        if not alone and not request.losses.suspected:
+            return True  # should it turn out to live, `survived` takes it back
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        over = await self._gate.judged(life, self.patience_s(request))
+        request.waited_s += loop.time() - began_s
+        if not over:
+            request.losses.survived()
+            request.lost_life = None
+        return over
+
+    async def _convict(self, request: LiveRequest, life: Life) -> NoReturn:
+        incident_id = await self._gate.incident_of(life, INCIDENT_WAIT_S)
+        fingerprint = self._inflight.fingerprint_of(request)
+        refused = self._quarantine.convict(fingerprint, len(request.losses.crashes), incident_id)
+        log.error("request %s is quarantined (fingerprint %s): %s", request.request_id, fingerprint, refused.message)
+        self._trials.convicted(request, self._inflight.fingerprint_of, refused)
+        request.losses.crashes.clear()
+        raise refused
+
+    def _failed(self, request: LiveRequest, lost: UpstreamLost, verdict: Verdict) -> Refused:
+        now = self._gate.refusal()
+        if verdict is Verdict.FAIL_WAITED:
+            return now
+        serves = self._gate.standing is Standing.OPEN
+        why = lost.detail if serves else now.message
+        if verdict is Verdict.FAIL_SENT:
+            refused = cannot_go_on(request, why)
+        else:
+            message = (
+                f"{request.losses.fruitless} engines in a row were lost while they had this request, "
+                f"[resume] max_attempts forgives {self._resume.max_attempts}: {why}"
+            )
+            refused = Refused(503, "engine_lost_repeatedly", message, hint="see `appliancectl incidents`")
+        refused.retry_after_s = now.retry_after_s or RETRY_AFTER_UNKNOWN_S
+        life = request.lost_life
+        refused.incident_id = now.incident_id if not serves and (life is None or now.incident_id != life.last_incident_id) else None
+        return refused

@@ -1,0 +1,245 @@
+"""What a stream has said to its client, and a second run of the same request measured against it.
+
+For engines that cannot go on behind a point: a deterministic request is answered again from its start; what the client
+has already is compared and swallowed, the rest goes on under the first run's id. Where the second run says something
+else, the stream ends with an error that says so. Texts are compared field by field (content, reasoning, tool calls'
+arguments, log probabilities, each choice of n), because two runs may cut their text into events differently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from appliance.gateway.envelope import Refused
+
+FOLD_BYTES = 64 * 1024
+"""Events are kept as they are up to this, and then folded into their texts: parsing is put off for as long as it is not needed."""
+TEXTS_MAX_CHARS = 4_000_000
+_IDENTITY = ("id", "created", "model", "system_fingerprint")
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+Json = dict[str, Any]
+Key = tuple[object, ...]
+
+
+class Diverged(Refused):
+    """The second run is another answer."""
+
+    def __init__(self, why: str) -> None:
+        hint = "send the request again; the engine's answers to it depend on what else it computes"
+        super().__init__(503, "answer_diverged", f"the engine was lost, and its next life answered differently: {why}", hint=hint)
+
+
+class Said:
+    """One stream so far."""
+
+    __slots__ = ("_counts", "_frame", "_length", "_once", "_raw", "_texts")
+
+    def __init__(self) -> None:
+        self._raw = bytearray()
+        self._frame: Json = {}
+        self._texts: dict[Key, str] = {}
+        self._counts: Counter[Key] = Counter()
+        self._once: dict[Key, object] = {}
+        self._length = 0
+
+    def take(self, events: bytes) -> bytes:
+        """Whole events on their way to the client, unchanged."""
+        self._raw += events
+        if len(self._raw) > FOLD_BYTES:
+            self._fold()
+        return events
+
+    @property
+    def overflow(self) -> str:
+        """Why it cannot be compared any more; empty while it can."""
+        return f"it is longer than {TEXTS_MAX_CHARS} characters" if self._length > TEXTS_MAX_CHARS else ""
+
+    def replay(self) -> Replay:
+        """A second run, to be measured against this."""
+        self._fold()
+        return Replay(self, dict(self._frame), dict(self._texts), self._counts.copy(), dict(self._once))
+
+    def _fold(self) -> None:
+        events, self._raw = bytes(self._raw), bytearray()
+        parts: dict[Key, list[str]] = {}
+        for document in documents_of(events):
+            self._frame = self._frame or {name: document[name] for name in _IDENTITY if name in document}
+            for key, holder, name in texts_of(document):
+                parts.setdefault(key, []).append(holder[name])
+            for key, holder, name in lists_of(document):
+                self._counts[key] += len(holder[name])
+            self._once |= {key: holder[name] for key, holder, name in once_of(document)}
+        for key, texts in parts.items():
+            text = "".join(texts)
+            self._length += len(text)
+            if not self.overflow:
+                self._texts[key] = self._texts.get(key, "") + text
+
+
+class Replay:
+    """The second run's events, less what the client has. Everything it lets through is added to what has been said."""
+
+    __slots__ = ("_counts", "_frame", "_left", "_once", "_said")
+
+    def __init__(self, said: Said, frame: Json, left: dict[Key, str], counts: Counter[Key], once: dict[Key, object]) -> None:
+        self._said = said
+        self._frame = frame
+        self._left = left
+        self._counts = counts
+        self._once = once
+
+    def take(self, events: bytes) -> bytes:
+        """Whole events. Raises Diverged."""
+        passed = b"".join(self._rest(events))
+        return self._said.take(passed) if passed else b""
+
+    def _rest(self, events: bytes) -> Iterator[bytes]:
+        for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
+            document = document_in(event)
+            if document is None:
+                if event.strip() and not event.startswith(b":"):
+                    self._check_end("[DONE]")
+                    yield event + b"\n\n"
+            elif "error" in document:
+                yield event + b"\n\n"
+            elif self._cut(document):
+                document |= {name: value for name, value in self._frame.items() if name in document}
+                yield b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+
+    def _cut(self, document: Json) -> bool:
+        """Take out what the client has; whether anything is left."""
+        new = False
+        for key, holder, name in texts_of(document):
+            self._swallow(key, holder, name)
+            new = new or bool(holder[name])
+        for key, holder, name in lists_of(document):
+            values = holder[name]
+            holder[name] = values[self._counts[key] :]
+            self._counts[key] -= len(values) - len(holder[name])
+            new = new or bool(holder[name])
+        for key, holder, name in list(once_of(document)):
+            new = self._once_only(key, holder, name) or new
+        return new
+
+    def _swallow(self, key: Key, holder: Json, name: str) -> None:
+        left, text = self._left.get(key, ""), holder[name]
+        count = min(len(left), len(text))
+        if text[:count] != left[:count]:
+            raise Diverged(f"where the first run had {_shown(left)}, the second one had {_shown(text)}")
+        if count:
+            self._left[key] = left[count:]
+            holder[name] = text[count:]
+
+    def _once_only(self, key: Key, holder: Json, name: str) -> bool:
+        value = holder[name]
+        if key not in self._once:
+            if key[0] == "finish":
+                self._check_end(f"finish_reason {value!r}", choice=key[1])
+            self._once[key] = value
+            return True
+        if key[0] in ("finish", "name") and self._once[key] != value:
+            raise Diverged(f"where the first run had {_shown(str(self._once[key]))}, the second one had {_shown(str(value))}")
+        if key[0] == "finish":
+            holder[name] = None
+        elif key[0] != "usage":
+            del holder[name]
+        return False
+
+    def _check_end(self, what: str, choice: object = None) -> None:
+        missing = next((text for key, text in self._left.items() if text and choice in (None, key[1])), "")
+        if missing:
+            raise Diverged(f"the second run ended ({what}) before {_shown(missing)}, which the first one had said")
+
+
+def why_incomparable(path: str, body: bytes) -> str:
+    """Why a second run of this request would say something else; empty where it would not, as far as the engine is deterministic."""
+    if path not in _PATHS:
+        return f"streams of {path} cannot be compared with a second run"
+    document = json.loads(body)
+    if document.get("temperature") == 0 or document.get("top_k") == 1 or isinstance(document.get("seed"), int):
+        return ""
+    return "a second run would say something else, as the request has neither temperature 0 nor a seed"
+
+
+def documents_of(events: bytes) -> Iterator[Json]:
+    """The JSON objects in whole events."""
+    for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
+        document = document_in(event)
+        if document is not None:
+            yield document
+
+
+def document_in(event: bytes) -> Json | None:
+    """An event's JSON object, if it has one."""
+    data = b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def texts_of(document: Json) -> Iterator[tuple[Key, Json, str]]:
+    """The texts that grow from event to event: what each is, and where it stands."""
+    for choice in _choices(document):
+        index = choice.get("index", 0)
+        if isinstance(choice.get("text"), str):
+            yield ("text", index), choice, "text"
+        delta = choice.get("delta")
+        if isinstance(delta, dict):
+            for name in _TEXTS:
+                if isinstance(delta.get(name), str):
+                    yield (name, index), delta, name
+            for place, call in _calls(delta):
+                function = call.get("function")
+                if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+                    yield ("arguments", index, place), function, "arguments"
+
+
+def once_of(document: Json) -> Iterator[tuple[Key, Json, str]]:
+    """What is said once: the role, why it ended, a tool call's id and name, the usage."""
+    if document.get("usage"):
+        yield ("usage", None if _choices(document) else "last"), document, "usage"
+    for choice in _choices(document):
+        index, delta = choice.get("index", 0), choice.get("delta")
+        if choice.get("finish_reason") is not None:
+            yield ("finish", index), choice, "finish_reason"
+        if not isinstance(delta, dict):
+            continue
+        if "role" in delta:
+            yield ("role", index), delta, "role"
+        for place, call in _calls(delta):
+            function = call.get("function")
+            for holder, name in ((call, "id"), (call, "type"), (function, "name")):
+                if isinstance(holder, dict) and holder.get(name):
+                    yield (name, index, place), holder, name
+
+
+def lists_of(document: Json) -> Iterator[tuple[Key, Json, str]]:
+    """The lists that grow from event to event: log probabilities, an entry a token."""
+    for choice in _choices(document):
+        logprobs = choice.get("logprobs")
+        if isinstance(logprobs, dict):
+            for name, values in logprobs.items():
+                if isinstance(values, list):
+                    yield ("logprobs", choice.get("index", 0), name), logprobs, name
+
+
+def _choices(document: Json) -> list[Json]:
+    choices = document.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+
+
+def _calls(delta: Json) -> Iterator[tuple[int, Json]]:
+    calls = delta.get("tool_calls")
+    for place, call in enumerate(calls if isinstance(calls, list) else []):
+        if isinstance(call, dict):
+            yield call.get("index", place), call
+
+
+def _shown(text: str) -> str:
+    return repr(text[:40])

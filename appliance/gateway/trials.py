@@ -1,0 +1,176 @@
+"""Suspects are tried alone: one at a time, when those who were there before them have been served.
+
+For a trial the lane of slots is closed and runs empty. Answers that can be gone on with exactly are taken back from the
+engine for that; the others are waited for, CLOSED_MAX_S at most, since newcomers wait too: then the trial is put off. The
+suspect has the engine to itself until it has got further than ever before (then it was not the cause), the engine dies
+(then it was), or ALONE_MAX_S are over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from appliance.gateway.envelope import Refused
+from appliance.gateway.inflight import LiveRequest, next_order
+
+log = logging.getLogger("gateway.trials")
+
+CLOSED_MAX_S = 20.0
+ALONE_MAX_S = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class _Suspect:
+    """`mark`: requests that came before this are served first."""
+
+    request: LiveRequest
+    mark: int
+    admitted: asyncio.Future[bool]
+
+
+class Trials:
+    """Owns the suspects. `settle` is called when something has moved, and is to call `review` and to obey `closes_lane`."""
+
+    def __init__(
+        self,
+        inflight: Iterable[LiveRequest],
+        is_empty: Callable[[], bool],
+        make_room: Callable[[], None],
+        settle: Callable[[], None],
+    ) -> None:
+        self._inflight = inflight
+        self._is_empty = is_empty
+        self._make_room = make_room
+        self._settle = settle
+        self._loop = asyncio.get_running_loop()
+        self._suspects: list[_Suspect] = []
+        self._tried: set[LiveRequest] = set()
+        self._alone: LiveRequest | None = None
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._suspects) or self._alone is not None
+
+    @property
+    def waiting(self) -> int:
+        """Suspects that have not been tried yet."""
+        return len(self._suspects)
+
+    @property
+    def closes_lane(self) -> bool:
+        """Nobody else may go in now."""
+        return self._closed or self._alone is not None
+
+    def is_alone(self, request: LiveRequest) -> bool:
+        """No other request is with the engine."""
+        return self._alone is request
+
+    async def enter(self, request: LiveRequest, patience_s: float) -> bool:
+        """Wait for its trial, and begin it. False: it is not suspected any more.
+
+        Raises:
+            Refused: it waited for too long, or it has been convicted together with its like.
+        """
+        suspect = _Suspect(request, next_order(), self._loop.create_future())
+        self._suspects.append(suspect)
+        log.warning("request %s was with %d engines that died; it will be tried alone", request.request_id, len(request.losses.crashes))
+        self._settle()
+        try:
+            async with asyncio.timeout(patience_s):
+                return await suspect.admitted
+        except BaseException as error:
+            self.leave(request)
+            if isinstance(error, TimeoutError):
+                raise _never_tried(request, patience_s) from None
+            raise
+        finally:
+            self._suspects.remove(suspect)
+            self._settle()
+
+    def leave(self, request: LiveRequest) -> bool:
+        """It is not with the engine any more. True: it was alone with it."""
+        if self._alone is not request:
+            return False
+        self._stop_timer()
+        self._alone = None
+        return True
+
+    def clear(self, request: LiveRequest) -> None:
+        """It got further, or was alone for long enough: others may come in beside it."""
+        if self.leave(request):
+            log.info("request %s was tried alone, and the engine lives", request.request_id)
+            self._tried.add(request)
+            self._settle()
+
+    def forget(self, request: LiveRequest) -> None:
+        """It is gone."""
+        self._tried.discard(request)
+
+    def convicted(self, culprit: LiveRequest, fingerprint_of: Callable[[LiveRequest], str], refused: Refused) -> None:
+        """Its like share its fate; whose crashes it explains are not suspected any more."""
+        explained = set(culprit.losses.crashes)
+        for suspect in list(self._suspects):
+            if suspect.admitted.done():
+                continue
+            if fingerprint_of(suspect.request) == fingerprint_of(culprit):
+                suspect.admitted.set_exception(refused)
+            elif set(suspect.request.losses.crashes) <= explained:
+                suspect.request.losses.crashes.clear()
+                suspect.admitted.set_result(False)
+
+    def review(self, *, engine_serves: bool) -> None:
+        """Something has changed: may a trial begin, must the lane be closed for one?"""
+        if self._alone is not None:
+            return
+        ready = [suspect for suspect in self._suspects if not suspect.admitted.done()] if engine_serves else []
+        ready = [suspect for suspect in ready if self._others_served(suspect)]
+        if not ready:
+            self._closed = False
+            self._stop_timer()
+        elif self._is_empty():
+            # Whoever came last before the first crash is the likeliest.
+            self._begin(max(ready, key=lambda suspect: suspect.request.order))
+        elif not self._closed:
+            self._closed = True
+            self._start_timer(CLOSED_MAX_S, self._put_off)
+
+    def _others_served(self, suspect: _Suspect) -> bool:
+        suspected = {id(other.request) for other in self._suspects}
+        return all(request.order >= suspect.mark or not request.takes_slot or id(request) in suspected for request in self._inflight)
+
+    def _begin(self, suspect: _Suspect) -> None:
+        self._closed = False
+        self._alone = suspect.request
+        suspect.admitted.set_result(True)
+        self._start_timer(ALONE_MAX_S, lambda: self.clear(suspect.request))
+
+    def _put_off(self) -> None:
+        """The lane does not run empty. Those who are in it now have to be served first, too."""
+        self._closed = False
+        for suspect in self._suspects:
+            suspect.mark = next_order()
+        self._settle()
+
+    def _start_timer(self, delay_s: float, then: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(delay_s, then)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _never_tried(request: LiveRequest, patience_s: float) -> Refused:
+    return Refused(
+        503,
+        "engine_lost_repeatedly",
+        f"{len(request.losses.crashes)} engines died while they had this request;"
+        f" it could not be tried alone within {patience_s:.0f} s",
+        hint="send it again when there is less to do, or raise [resume] max_wait_s",
+        retry_after_s=30,
+    )
