@@ -97,3 +97,28 @@ async def test_the_real_kernel_log() -> None:
     assert all(line.time_s is not None and -uptime_s - 5 <= line.time_s - time.time() <= 5 for line in heard.lines)
     assert all(line.replayed for line in heard.lines)
     heard.log.stop()
+
+
+async def test_the_log_that_systemd_opened_for_us_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """StandardInput=file:/dev/kmsg: no right to open it is needed, and standard input stays what it was."""
+    try:
+        kmsg = os.open("/dev/kmsg", os.O_RDONLY)
+    except OSError as error:
+        pytest.skip(f"/dev/kmsg cannot be opened here: {error}")
+    before = os.dup(0)
+    os.dup2(kmsg, 0)
+    try:
+
+        def refuse(*_: object) -> int:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr("appliance.gpu.kernel_log.os.open", refuse)
+        log = KernelLog("/dev/kmsg")
+        log.start(lambda _: None)
+        assert log.problem is None
+        log.stop()
+        assert os.fstat(0).st_rdev == os.fstat(kmsg).st_rdev
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(kmsg)
