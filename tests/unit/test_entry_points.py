@@ -23,6 +23,9 @@ ENTRY_POINTS = (
     "appliance.cli.plan",
     "appliance.cli.lifecycle",
     "appliance.cli.config",
+    "appliance.cli.doctor",
+    "appliance.socket_drop_in",
+    "appliance.card_settings",
 )
 
 
