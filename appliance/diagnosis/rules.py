@@ -51,6 +51,7 @@ RULES: dict[str, Rule] = {
     "pcie_correctable": gpu.pcie_correctable,
     "pcie_uncorrectable": gpu.pcie_uncorrectable,
     "segfault_line": process.segfault_line,
+    "segfault_native": process.segfault,
     "sigterm": process.sigterm,
     "smi_err": gpu.smi_err,
     "start_failed": process.start_failed,

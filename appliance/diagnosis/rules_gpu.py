@@ -159,12 +159,16 @@ def boot(event: Event, case: Case) -> Event | None:
     own_lines = sum(1 for _ in case.lines_of(event.source))
     if event.evidence.line <= 1 and own_lines > 1 and not case.served:
         return None
-    peer = next((other for other in reversed(list(case.named("p2p_setup", "ready", "traffic", "decode", "prefill")))), None)
-    if peer is not None and peer.name == "p2p_setup":
-        return caused(
-            event, Cause.P2P_UNSAFE, tier=1, rank=98, sure=False, note="the last thing before the reset was peer traffic between the cards"
-        )
+    if _peer_traffic(case):
+        note = "the cards wrote into each other's memory when the host went away; its power is the other guess"
+        return caused(event, Cause.P2P_UNSAFE, tier=1, rank=98, sure=False, note=note)
     return caused(event, Cause.HOST_POWER_RESET, tier=1, rank=99, note="no shutdown record and no fault stands before the new boot")
+
+
+def _peer_traffic(case: Case) -> bool:
+    """The engine set up direct copies between cards and did not take that back."""
+    refused = any(event.pattern_id == "vllm.custom_ar_off" for event in case.events)
+    return any(not refused or " via P2P" in event.text for event in case.named("p2p_setup"))
 
 
 def stuck_task(event: Event, case: Case) -> Event | None:

@@ -21,6 +21,8 @@ _DEATHS: dict[str, tuple[Cause, int, int]] = {
     "SIGQUIT": (Cause.EXTERNAL_SIGTERM, 5, 60),
 }
 """Signal → cause, tier, rank. SIGABRT is missing on purpose: it says that the program gave up, never why."""
+_PYTHON_ABORT = "Fatal Python error: Aborted"
+_DUMP_CRASHED = "while the stacks were printed after an abort"
 
 
 def death(event: Event, case: Case) -> Event | None:
@@ -30,6 +32,8 @@ def death(event: Event, case: Case) -> Event | None:
         return replace(event, kind=Kind.CONSEQUENCE, fatal=event.fatal and str(event.fields.get("exit_code")) != "0")
     if _stopping(signal, event, case):
         return replace(event, kind=Kind.CONSEQUENCE, fatal=False, note="during a stop")
+    if signal == "SIGSEGV" and _aborting(case):
+        return replace(event, kind=Kind.CONSEQUENCE, note=_DUMP_CRASHED)
     if signal == "SIGKILL":
         starved = _host_memory_plan(event, case)
         if starved is not None:
@@ -39,6 +43,18 @@ def death(event: Event, case: Case) -> Event | None:
     cause, tier, rank = _DEATHS[signal]
     exit_only = event.source is Source.EXIT
     return caused(event, cause, tier=max(tier, 5) if exit_only else tier, rank=rank + (30 if exit_only else 0), note=f"ended by {signal}")
+
+
+def segfault(event: Event, case: Case) -> Event | None:
+    """A segmentation fault after an abort is the abort's own: Python reads the frames of running threads to print them."""
+    before = case.last_before(event, "echo")
+    if before is not None and _PYTHON_ABORT in before.text:
+        return replace(event, kind=Kind.CONSEQUENCE, cause=None, note=_DUMP_CRASHED)
+    return event
+
+
+def _aborting(case: Case) -> bool:
+    return any(_PYTHON_ABORT in event.text for event in case.named("echo"))
 
 
 def _stopping(signal: str, event: Event, case: Case) -> bool:

@@ -234,3 +234,10 @@ def test_a_stop_of_our_engine_that_nobody_asked_for_is_named_though_it_left_in_o
     verdict = diagnose([*lines, ended(code=0)])
     assert (verdict.cause, verdict.root.line if verdict.root else 0) == (Cause.EXTERNAL_SIGTERM, 2)
     assert diagnose([*lines, ended(code=0), STOP]).cause is Cause.OK_SHUTDOWN
+
+
+def test_a_stack_dump_that_crashes_does_not_make_a_segfault_of_an_abort() -> None:
+    """Python prints the frames of threads that run, and now and then dies of it; the first fatal error is the fault."""
+    aborted, segfault = "Fatal Python error: Aborted", "  File Fatal Python error: Segmentation fault"
+    assert diagnose([*log(aborted, segfault), ended(signal="SIGSEGV")]).cause is Cause.UNKNOWN
+    assert diagnose([*log(segfault, aborted), ended(signal="SIGSEGV")]).cause is Cause.SEGFAULT_NATIVE
