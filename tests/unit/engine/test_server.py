@@ -147,7 +147,7 @@ def test_sigterm_while_loading_ends_at_once(start: Callable[..., Life]) -> None:
     ("number", "words"), [(signal.SIGQUIT, "most recent call first"), (signal.SIGSEGV, "Fatal Python error: Segmentation fault")]
 )
 def test_deadly_signals_print_stacks_and_kill(start: Callable[..., Life], number: signal.Signals, words: str) -> None:
-    """SIGQUIT and SIGSEGV end the process by that signal, and leave every thread's stack in the log."""
+    """SIGQUIT and SIGSEGV end the process by that signal, and leave stacks in the log."""
     life = start()
     life.until(lambda: life.health()[0] == 200)
     life.process.send_signal(number)
