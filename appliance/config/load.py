@@ -124,11 +124,13 @@ def convert(value: Any, key_field: dataclasses.Field[Any], facts: KeyFacts) -> A
         value = float(value)
     if expected is tuple and isinstance(value, list):
         value = tuple(value)
-        if not all(isinstance(item, str) for item in value):
-            raise ValueError("expected a list of strings")
+        if not all(type(item) is facts.items for item in value):
+            raise ValueError(f"expected {_type_words(tuple, facts)}")
     if type(value) is not expected:
         raise ValueError(f"expected {_type_words(expected, facts)}, found {_type_words(type(value), KeyFacts(''))}")
-    _check_limits(value, facts)
+    items: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    for item in items:
+        _check_limits(item, facts)
     return value
 
 
@@ -161,7 +163,7 @@ def _type_words(kind: type, facts: KeyFacts) -> str:
         float: "a number",
         str: "a string",
         bool: "true or false",
-        tuple: "a list of strings",
+        tuple: "a list of whole numbers" if facts.items is int else "a list of strings",
     }
     return words.get(kind, f"a {kind.__name__}")
 

@@ -22,6 +22,8 @@ class KeyFacts:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    items: type = str
+    """Of a list: what it holds. The limits are those of each item."""
 
 
 def key(
@@ -32,9 +34,10 @@ def key(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: tuple[str, ...] = (),
+    items: type = str,
 ) -> Any:
     """A dataclass field that carries its KeyFacts in its metadata."""
-    facts = KeyFacts(doc, unit, minimum, maximum, choices)
+    facts = KeyFacts(doc, unit, minimum, maximum, choices, items)
     return field(default=default, metadata={"facts": facts})
 
 
@@ -163,6 +166,20 @@ class AdmissionTable:
         "they wait. More than 1 trusts that answers end early; 0: not looked at.",
         minimum=0,
         maximum=16,
+    )
+    max_prompt_tokens: int = key(
+        0,
+        "Longer prompts are refused with 422, whatever the engine could take; 0: what the engine published as its own limit.",
+        minimum=0,
+        maximum=100_000_000,
+    )
+    fused_lengths: tuple[int, ...] = key(
+        (),
+        "Prompts of exactly so many tokens are refused with 422: for engines that crash at certain lengths. Each prompt is then counted "
+        "before it waits.",
+        minimum=1,
+        maximum=100_000_000,
+        items=int,
     )
     assumed_answer_tokens: int = key(512, "Length of an answer whose request names no max_tokens.", minimum=1, maximum=10_000_000)
 

@@ -12,6 +12,7 @@ from appliance.config.api_keys import ApiKey
 from appliance.gateway.client import Client, Send
 from appliance.gateway.connection import EXTENSION, ClientConnection
 from appliance.gateway.envelope import Refused
+from appliance.gateway.fuse import Fuse
 from appliance.gateway.headers import legal_request_id
 from appliance.gateway.inflight import InflightTable, new_request_id
 from appliance.gateway.intake import ClientGone, Intake, Receive
@@ -35,6 +36,7 @@ class App:
     def __init__(
         self,
         reception: Reception,
+        fuse: Fuse,
         intake: Intake,
         relay: Relay,
         pages: Pages,
@@ -43,6 +45,7 @@ class App:
         metrics: Metrics,
     ) -> None:
         self._reception = reception
+        self._fuse = fuse
         self._intake = intake
         self._relay = relay
         self._pages = pages
@@ -94,6 +97,8 @@ class App:
         try:
             request = self._reception.accept(scope, client.request_id, body, route, key)
             account = client.account = self._reception.account(request)
+            await self._fuse.check(request)
+            self._reception.counted(request)
             try:
                 await self._relay.serve(request, client)
             except asyncio.CancelledError:

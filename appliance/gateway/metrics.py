@@ -56,6 +56,9 @@ class Metrics:
         """(key, requests, tokens_in or tokens_out) → how many."""
         self.refusals: Counter[str] = Counter()
         """Code of the error → requests that were refused before the engine had them."""
+        self.fuse_trips: Counter[str] = Counter()
+        """Code of the error → prompts that were refused for their length."""
+        self.count_time = Distribution(_FIRST_TOKEN_S)
         self.first_token = Distribution(_FIRST_TOKEN_S)
         self.inter_token = Distribution(_INTER_TOKEN_S)
         self.duration = Distribution(_DURATION_S)
@@ -76,6 +79,9 @@ class Metrics:
         yield requests
         yield _counter("appliance_upstream_losses", "Exchanges that lost their engine, by how.", "kind", self.lost)
         yield CounterMetricFamily("appliance_requests_resent", "Requests given to an engine again after a loss.", value=self.resent)
+        yield _counter("appliance_refusals", "Requests that the gateway refused, by the code of the error.", "code", self.refusals)
+        yield _counter("appliance_fuse_trips", "Prompts refused for their length, by the code of the error.", "code", self.fuse_trips)
+        yield self.count_time.family("appliance_prompt_count_seconds", "How long the engine took to count a prompt that may be too long.")
         yield _counter("appliance_connections_cut", "Client connections cut off, by why.", "reason", cut)
         yield self.first_token.family(
             "appliance_time_to_first_token_seconds", "From a streamed request's last byte in to its first token out."

@@ -74,6 +74,12 @@ class Reception:
             takes_slot=route.takes_slot and method not in READING_METHODS,
         )
 
+    def counted(self, request: LiveRequest) -> None:
+        """Its prompt has been counted, before it asks for a slot."""
+        if request.prompt_tokens is not None:
+            ticket = request.ticket
+            ticket.tokens = max(1, ticket.tokens - self._sizes.estimate(len(request.body)) + request.prompt_tokens)
+
     def account(self, request: LiveRequest) -> Account:
         """For its answer."""
         return Account(request.ticket, len(request.body), self._metrics, self._sizes)

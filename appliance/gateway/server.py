@@ -22,6 +22,7 @@ from appliance.core.publication import Publication
 from appliance.gateway.app import App
 from appliance.gateway.connection import KEEP_ALIVE_S, ClientConnection, ConnectionPolicy
 from appliance.gateway.envelope import Refused
+from appliance.gateway.fuse import Fuse
 from appliance.gateway.gate import Gate
 from appliance.gateway.inflight import InflightTable, load_key
 from appliance.gateway.intake import Intake
@@ -57,7 +58,8 @@ class Server:
         self._relay = Relay(config, self._gate, inflight, self._reporter, metrics)
         pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy)
         reception = Reception(keys, config.admission, metrics)
-        app = App(reception, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
+        fuse = Fuse(config.admission, self._gate, metrics)
+        app = App(reception, fuse, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
         self._state = ServerState()
         self._uvicorn = _uvicorn_config(app)
         self._notifier = SystemdNotifier()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,13 +18,16 @@ from appliance.engine.api.answering import Generate
 from appliance.engine.api.chat import encode_chat, read_chat, read_messages, read_template_variables
 from appliance.engine.api.completions import read_completion
 from appliance.engine.api.errors import ApiError, bad_request
-from appliance.engine.api.exchange import Json, LookUp
+from appliance.engine.api.exchange import Job, Json, LookUp
 from appliance.engine.api.fields import Fields
 from appliance.engine.api.generate import read_generate
 from appliance.engine.api.parameters import check_model, encode_prompt
 from appliance.engine.api.service import LoadedModel, Service
 
 log = logging.getLogger("appliance.engine.http")
+
+COUNT = "/appliance/count"
+"""In front of a generating endpoint's path: the same body, and its prompt is only counted. The gateway asks; it passes no such path on."""
 
 
 def make_app(service: Service) -> Starlette:
@@ -38,6 +42,7 @@ def make_app(service: Service) -> Starlette:
         Route("/v1/models/{name:path}", pages.one_model),
         *(Route(path, Generate(service, path, read), methods=["POST"]) for path, read in readers),
         *(Route(path, LookUp(service, path, compute), methods=["POST"]) for path, compute in look_ups),
+        *(Route(f"{COUNT}{path}", LookUp(service, COUNT, _counter(read)), methods=["POST"]) for path, read in readers),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _defect})
 
@@ -101,6 +106,15 @@ def _tokenize(fields: Fields, model: LoadedModel) -> Json:
     else:
         ids = encode_prompt(prompt or "", model, "prompt", add_special_tokens=add_special_tokens)
     return {"tokens": ids, "count": len(ids), "max_model_len": model.limits.context_length_tokens}
+
+
+def _counter(read: Callable[[Fields, LoadedModel, None], Job]) -> Callable[[Fields, LoadedModel], Json]:
+    """The endpoint's own reader counts: the number cannot differ from what it would charge, nor a refusal from its own."""
+
+    def count(fields: Fields, model: LoadedModel) -> Json:
+        return {"prompt_tokens": len(read(fields, model, None).request.prompt_ids)}
+
+    return count
 
 
 def _detokenize(fields: Fields, model: LoadedModel) -> Json:

@@ -1,0 +1,171 @@
+"""The length fuse: a prompt that is too long for the engine, or of a length that it crashes at, never reaches it.
+
+The engine counts, with the reader of the endpoint that is asked for: the gateway has no tokenizer, and the number is the
+engine's by construction (docs/adr/0011-count-tokens-in-the-engine.md). Most requests are not counted at all: no tokenizer
+makes more tokens than there are bytes, so a body of fewer bytes than the limit cannot trip it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.config.schema import AdmissionTable
+from appliance.core.launch import EngineLimits
+from appliance.gateway.envelope import Refused
+from appliance.gateway.gate import Gate, Life, Standing
+from appliance.gateway.headers import upstream_head
+from appliance.gateway.inflight import LiveRequest
+from appliance.gateway.metrics import Metrics
+from appliance.gateway.upstream import LossKind, UpstreamLost
+
+log = logging.getLogger("gateway.fuse")
+
+COUNT_PATH = b"/appliance/count"
+COUNTED = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/generate": "text"}
+"""Paths whose prompts are counted, and where in the body the prompt is."""
+TEMPLATE_TOKENS = 2048
+"""What a chat template may add to the text of a request: markers, a default system prompt."""
+COUNT_TIMEOUT_S = 10.0
+COUNTS_AT_ONCE = 2
+"""A burst of long prompts must not take the engine's processor from those who are being answered."""
+ANSWER_MAX_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is refused: prompts of more than `most_tokens` (0: none), which is `source`, and those of the lengths in `fused`."""
+
+    most_tokens: int
+    source: str
+    fused: tuple[int, ...]
+
+
+def limits_of(admission: AdmissionTable, engine: EngineLimits | None) -> Limits:
+    """The owner's limit or the engine's, whichever is lower."""
+    most, source = admission.max_prompt_tokens, "[admission] max_prompt_tokens"
+    if engine is not None and engine.context_length_tokens:
+        own = min(engine.context_length_tokens - 1, engine.max_prompt_tokens or engine.context_length_tokens)
+        if not most or own <= most:
+            most, source = own, "the engine's"
+    return Limits(most, source, admission.fused_lengths)
+
+
+def must_count(body_bytes: int, limits: Limits) -> bool:
+    """Whether a body of so many bytes could be refused."""
+    most_possible = body_bytes + TEMPLATE_TOKENS
+    return 0 < limits.most_tokens < most_possible or any(length <= most_possible for length in limits.fused)
+
+
+def judge(prompt_tokens: int, limits: Limits, param: str) -> Refused | None:
+    """The refusal of a prompt of so many tokens, with what would fit."""
+    if 0 < limits.most_tokens < prompt_tokens:
+        return Refused(
+            422,
+            "context_length_exceeded",
+            f"the prompt has {prompt_tokens} tokens, and the limit is {limits.source} {limits.most_tokens}",
+            hint=f"shorten it by {prompt_tokens - limits.most_tokens} tokens: at most {limits.most_tokens} fit",
+            param=param,
+        )
+    if prompt_tokens in limits.fused:
+        fits = next(length for length in range(prompt_tokens - 1, -1, -1) if length not in limits.fused)
+        return Refused(
+            422,
+            "length_fused",
+            f"prompts of exactly {prompt_tokens} tokens are refused, because the engine crashes on some of them: [admission] fused_lengths",
+            hint=f"make it shorter or longer; the nearest shorter one that fits has {fits} tokens",
+            param=param,
+        )
+    return None
+
+
+class Fuse:
+    """Asks the engine of the gate's current life. What cannot be counted is the engine's own to refuse."""
+
+    def __init__(self, admission: AdmissionTable, gate: Gate, metrics: Metrics) -> None:
+        self._admission = admission
+        self._gate = gate
+        self._metrics = metrics
+        self._turn = asyncio.Semaphore(COUNTS_AT_ONCE)
+        self._cannot_count: int | None = None
+        """The generation of an engine without the counting endpoint."""
+
+    async def check(self, request: LiveRequest) -> None:
+        """Returns when the request may go on; a request is counted once, and judged by the limits of now.
+
+        Raises:
+            Refused: 422.
+        """
+        if request.path not in COUNTED or request.method != "POST":
+            return
+        publication = self._gate.view.publication
+        limits = limits_of(self._admission, publication.limits if publication is not None else None)
+        if request.prompt_tokens is None and must_count(len(request.body), limits):
+            await self._count(request)
+        if request.prompt_tokens is None:
+            return
+        refused = judge(request.prompt_tokens, limits, COUNTED[request.path])
+        if refused is not None:
+            self._metrics.fuse_trips[refused.code] += 1
+            raise refused
+
+    async def _count(self, request: LiveRequest) -> None:
+        """Sets `prompt_tokens`, if the engine answers. Raises Refused where it says that the prompt is too long."""
+        life = self._gate.life
+        if life is None or self._gate.standing is not Standing.OPEN or life.generation == self._cannot_count:
+            return
+        began_s = asyncio.get_running_loop().time()
+        try:
+            async with self._turn, asyncio.timeout(COUNT_TIMEOUT_S):
+                status, document = await _asked(life, request)
+        except (UpstreamLost, TimeoutError) as error:
+            log.debug("the prompt of %s was not counted: %s", request.request_id, error)
+            return
+        self._metrics.count_time.observe(asyncio.get_running_loop().time() - began_s)
+        if status == 404 and "prompt_tokens" not in document:
+            self._no_counter(life, document)
+        elif status == 422:
+            self._metrics.fuse_trips["context_length_exceeded"] += 1
+            raise _passed_on(document)
+        elif status == 200 and type(document.get("prompt_tokens")) is int:
+            request.prompt_tokens = document["prompt_tokens"]
+
+    def _no_counter(self, life: Life, document: dict[str, Any]) -> None:
+        error = document.get("error")
+        if isinstance(error, dict) and error.get("code") == "model_not_found":
+            return  # it counts; this client asked for another model, and will be told
+        self._cannot_count = life.generation
+        if self._admission.max_prompt_tokens or self._admission.fused_lengths:
+            log.warning("this engine does not count prompts: [admission] max_prompt_tokens and fused_lengths have no effect on it")
+
+
+async def _asked(life: Life, request: LiveRequest) -> tuple[int, dict[str, Any]]:
+    target = COUNT_PATH + request.path.encode("ascii")
+    head = upstream_head("POST", target, [(b"content-type", b"application/json")], request.request_id, len(request.body))
+    connection = await life.upstream.begin(head, request.body)
+    try:
+        parts: list[bytes] = []
+        while (data := await connection.read()) is not None:
+            parts.append(data)
+            if sum(map(len, parts)) > ANSWER_MAX_BYTES:
+                raise UpstreamLost(LossKind.GARBAGE, "the count is longer than a count can be")
+    except BaseException:
+        connection.close()
+        raise
+    life.upstream.give_back(connection)
+    try:
+        document = json.loads(b"".join(parts))
+    except ValueError:
+        document = None
+    return connection.status, document if isinstance(document, dict) else {}
+
+
+def _passed_on(document: dict[str, Any]) -> Refused:
+    """The engine's own refusal: its reader names both numbers and what would fit."""
+    error = document.get("error")
+    told = error if isinstance(error, dict) else {}
+    message = str(told.get("message") or "the engine says that the prompt is too long")
+    return Refused(422, str(told.get("code") or "context_length_exceeded"), message, param=told.get("param"))

@@ -1,0 +1,123 @@
+"""The length fuse in front of the engine's real HTTP side: its tokenizer, its template, its process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from appliance.core.launch import EngineLimits
+from tests.fakes.model_folder import byte_level_folder
+from tests.fakes.scripted_appliance import ROOT, Answer, GatewayProcess, ScriptedAppliance, appliance, eventually
+
+CHAT = "/v1/chat/completions"
+CONTEXT = 256
+"""Of tests.fakes.serve_scripted."""
+
+
+@contextlib.asynccontextmanager
+async def engine_behind(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, *settings: str, step_s: float = 0.0
+) -> AsyncIterator[tuple[GatewayProcess, ScriptedAppliance]]:
+    """A gateway before the engine's HTTP side."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    folder = byte_level_folder(run_dir / "model")
+    async with appliance(run_dir, *settings, engine=False) as (running, scripted):
+        scripted.limits = EngineLimits("tiny", CONTEXT, 4, 4 * CONTEXT)
+        path = await scripted.start_engine("--model", str(folder), "--step-s", str(step_s), program="serve_scripted.py", publish=False)
+        await eventually(lambda: is_healthy(path), "the model is loaded")
+        scripted.serve()
+        await running.until(lambda status: status["standing"] == "open", "the gateway is open")
+        yield running, scripted
+
+
+def is_healthy(path: Path) -> bool:
+    """Whether the engine on this socket says that it is ready."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(path))
+        probe.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        return probe.recv(100).startswith(b"HTTP/1.1 200")
+
+
+async def asked(running: GatewayProcess, content: str, max_tokens: int = 1, **headers: str) -> Answer:
+    """One message."""
+    return await running.ask("POST", CHAT, {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}, **headers)
+
+
+async def metric(running: GatewayProcess, line: str) -> float:
+    """The value of a series; 0 where it is not there."""
+    page = (await running.ask("GET", "/metrics")).body.decode()
+    return next((float(found.split()[-1]) for found in page.splitlines() if found.startswith(f"{line} ")), 0.0)
+
+
+async def test_a_prompt_that_is_too_long_is_refused_before_it_waits(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """422 with both numbers while every slot is taken; counted in the metrics; the engine's own words."""
+    async with engine_behind(run_dir, monkeypatch, "admission.max_concurrent_decodes=1", step_s=0.05) as (running, _):
+        held = asyncio.ensure_future(asked(running, "hello", max_tokens=100))
+        await running.until(lambda status: status["slots"]["in_use"] == 1, "the slot is taken")
+        long = await asyncio.wait_for(asked(running, "word " * 3000), 4)
+        status = await running.status()
+        trips = await metric(running, 'appliance_fuse_trips_total{code="context_length_exceeded"}')
+        held.cancel()
+    assert (long.status, long.error()["code"], long.error()["param"]) == (422, "context_length_exceeded", "messages")
+    assert "tokens" in long.error()["message"]
+    assert str(CONTEXT) in long.error()["message"]
+    assert (status["slots"]["in_use"], status["queue"]["length"]) == (1, 0)
+    assert trips == 1
+
+
+async def test_short_prompts_are_not_counted(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost no second question to the engine."""
+    async with engine_behind(run_dir, monkeypatch, "admission.max_prompt_tokens=0") as (running, scripted):
+        scripted.serve(EngineLimits("tiny", 100_000, 4, 400_000))
+        await running.until(lambda status: status["publication"]["limits"]["context_length_tokens"] == 100_000, "limits")
+        assert (await asked(running, "hello " * 20)).status == 200
+        assert await metric(running, "appliance_prompt_count_seconds_count") == 0
+
+
+async def test_the_owner_s_limit_is_in_tokens(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly: the longest that fits goes, one token more does not."""
+    async with engine_behind(run_dir, monkeypatch) as (running, _):
+        ten, eleven = [(await asked(running, "dog " * count)).json()["usage"]["prompt_tokens"] for count in (10, 11)]
+    assert eleven > ten
+    (run_dir / "again").mkdir()
+    async with engine_behind(run_dir / "again", monkeypatch, f"admission.max_prompt_tokens={ten}") as (running, _):
+        fits, exceeds = await asked(running, "dog " * 10), await asked(running, "dog " * 11)
+    assert fits.status == 200
+    assert (exceeds.status, exceeds.error()["code"]) == (422, "context_length_exceeded")
+    assert f"the prompt has {eleven} tokens, and the limit is [admission] max_prompt_tokens {ten}" in exceeds.error()["message"]
+
+
+async def test_a_fused_length_is_refused(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its neighbours are not."""
+    async with engine_behind(run_dir, monkeypatch) as (running, _):
+        nine, ten = [(await asked(running, "dog " * count)).json()["usage"]["prompt_tokens"] for count in (9, 10)]
+    (run_dir / "again").mkdir()
+    async with engine_behind(run_dir / "again", monkeypatch, f"admission.fused_lengths=[{ten}, 9999]") as (running, _):
+        refused, passed = await asked(running, "dog " * 10), await asked(running, "dog " * 9)
+        trips = await metric(running, 'appliance_fuse_trips_total{code="length_fused"}')
+    assert nine != ten
+    assert (refused.status, refused.error()["code"]) == (422, "length_fused")
+    assert f"{ten} tokens" in refused.error()["message"]
+    assert passed.status == 200
+    assert trips == 1
+
+
+async def test_an_engine_that_cannot_count_judges_itself(run_dir: Path) -> None:
+    """It answers 404 to the question: nobody is refused for it, and it is asked once."""
+    async with appliance(run_dir, "admission.max_prompt_tokens=10", program="engine.py") as (running, _):
+        answers = [await running.post({"messages": [], "prompt": "x" * 9000, "max_tokens": 1}) for _ in range(2)]
+        log = running.log.read_text()
+    assert [answer.status for answer in answers] == [200, 200]
+    assert log.count("this engine does not count prompts") == 1
+
+
+async def test_clients_cannot_ask_for_counts(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint is between gateway and engine."""
+    async with engine_behind(run_dir, monkeypatch) as (running, _):
+        answer = await running.ask("POST", "/appliance/count/v1/chat/completions", {"messages": []})
+    assert (answer.status, answer.error()["code"]) == (404, "unknown_path")

@@ -1,0 +1,66 @@
+"""The length fuse's decisions: nothing too long passes uncounted, and nothing short is counted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.config.schema import AdmissionTable
+from appliance.core.launch import EngineLimits
+from appliance.gateway.fuse import TEMPLATE_TOKENS, Limits, judge, limits_of, must_count
+
+ENGINE = EngineLimits("tiny", 4096, 8, 32768)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, TEMPLATE_TOKENS), st.lists(st.integers(1, 10**6), max_size=4))
+def test_what_is_not_counted_could_not_have_been_refused(body_bytes: int, most: int, template: int, fused: list[int]) -> None:
+    """Whatever the tokenizer: it makes no more tokens than there are bytes, and what the template adds."""
+    limits = Limits(most, "x", tuple(fused))
+    if not must_count(body_bytes, limits):
+        assert judge(body_bytes + template, limits, "messages") is None
+        assert all(judge(tokens, limits, "messages") is None for tokens in (0, 1, body_bytes // 2, body_bytes))
+
+
+@pytest.mark.parametrize(("body_bytes", "counted"), [(200, False), (4095 - TEMPLATE_TOKENS, False), (4096 - TEMPLATE_TOKENS, True)])
+def test_short_bodies_never_pay(body_bytes: int, counted: bool) -> None:
+    """Most requests of most people."""
+    assert must_count(body_bytes, limits_of(AdmissionTable(), ENGINE)) is counted
+
+
+@pytest.mark.parametrize(
+    ("given_tokens", "engine", "most", "source"),
+    [
+        (0, ENGINE, 4095, "the engine's"),
+        (0, EngineLimits("tiny", 4096, 8, 32768, max_prompt_tokens=2000), 2000, "the engine's"),
+        (1000, ENGINE, 1000, "[admission] max_prompt_tokens"),
+        (100_000, ENGINE, 4095, "the engine's"),
+        (1000, None, 1000, "[admission] max_prompt_tokens"),
+        (0, None, 0, "[admission] max_prompt_tokens"),
+    ],
+)
+def test_the_lower_limit_counts(given_tokens: int, engine: EngineLimits | None, most: int, source: str) -> None:
+    """The owner's or the engine's."""
+    limits = limits_of(AdmissionTable(max_prompt_tokens=given_tokens), engine)
+    assert (limits.most_tokens, limits.source) == (most, source)
+
+
+def test_a_refusal_has_both_numbers_and_what_would_fit() -> None:
+    """And names the key that sets the limit, and the field of the body."""
+    refused = judge(5000, Limits(1000, "[admission] max_prompt_tokens", ()), "prompt")
+    assert refused is not None
+    assert (refused.status, refused.code, refused.param) == (422, "context_length_exceeded", "prompt")
+    assert "5000 tokens" in str(refused)
+    assert "[admission] max_prompt_tokens 1000; shorten it by 4000 tokens: at most 1000 fit" in str(refused)
+    assert judge(1000, Limits(1000, "x", ()), "prompt") is None
+
+
+def test_a_fused_length_is_refused_and_its_neighbours_are_not() -> None:
+    """The nearest that fits is not another fused one."""
+    limits = Limits(0, "x", (127, 254, 255))
+    assert [tokens for tokens in range(300) if judge(tokens, limits, "messages")] == [127, 254, 255]
+    refused = judge(255, limits, "messages")
+    assert refused is not None
+    assert (refused.status, refused.code) == (422, "length_fused")
+    assert "255 tokens" in str(refused)
+    assert "the nearest shorter one that fits has 253 tokens" in str(refused)
