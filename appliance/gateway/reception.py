@@ -89,7 +89,8 @@ class Reception:
         if not account.answered or not request.takes_slot:
             return
         how = "usage" if account.usage is not None else "estimate"
-        prompt, answer = account.prompt_tokens, account.answer_tokens
+        prompt = request.prompt_tokens if request.prompt_tokens is not None else account.prompt_tokens
+        answer = account.answer_tokens if account.usage is not None or not request.notes.ids else len(request.notes.ids)
         self._metrics.tokens["in", how] += prompt
         self._metrics.tokens["out", how] += answer
         if key.name:

@@ -12,6 +12,7 @@ from appliance.gateway.admission import Lane
 from appliance.gateway.aftermath import Aftermath
 from appliance.gateway.client import Client
 from appliance.gateway.exchange import Exchange
+from appliance.gateway.fuse import Fuse
 from appliance.gateway.gate import Gate, Standing
 from appliance.gateway.inflight import InflightTable, LiveRequest
 from appliance.gateway.metrics import Metrics
@@ -30,9 +31,10 @@ READS_MAX = 256
 class Relay:
     """Owns the lanes: `slots` for what decodes, `reads` for what does not."""
 
-    def __init__(self, config: Config, gate: Gate, inflight: InflightTable, reporter: Reporter, metrics: Metrics) -> None:
+    def __init__(self, config: Config, gate: Gate, fuse: Fuse, inflight: InflightTable, reporter: Reporter, metrics: Metrics) -> None:
         self._config = config
         self._gate = gate
+        self._fuse = fuse
         self._inflight = inflight
         self._reporter = reporter
         self._metrics = metrics
@@ -108,6 +110,7 @@ class Relay:
         life = self._gate.life
         if life is None or self._gate.standing is not Standing.OPEN:
             return UpstreamLost(LossKind.CONNECT, "the engine went away in this moment")
+        await self._fuse.check(request)  # nobody could count it before, or this life holds less than the last one
         request.generation = life.generation
         request.attempt += 1
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.fakes.model_folder import byte_level_folder
 from tests.fakes.scripted_appliance import ROOT, Answer, GatewayProcess, ScriptedAppliance, appliance, eventually
 
 CHAT = "/v1/chat/completions"
-CONTEXT = 256
+CONTEXT = 4096
 """Of tests.fakes.serve_scripted."""
 
 
@@ -105,6 +106,35 @@ async def test_a_fused_length_is_refused(run_dir: Path, monkeypatch: pytest.Monk
     assert f"{ten} tokens" in refused.error()["message"]
     assert passed.status == 200
     assert trips == 1
+
+
+async def test_a_fused_length_that_came_during_a_crash_is_refused_after_it(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could count it when it came: it is counted when there is an engine again, and before that gets the prompt."""
+    async with engine_behind(run_dir, monkeypatch) as (running, _):
+        fused = (await asked(running, "dog " * 10)).json()["usage"]["prompt_tokens"]
+    (run_dir / "again").mkdir()
+    async with engine_behind(run_dir / "again", monkeypatch, f"admission.fused_lengths=[{fused}]") as (running, scripted):
+        await scripted.crash()
+        held = [asyncio.ensure_future(asked(running, "dog " * count)) for count in (10, 9)]
+        await running.until(lambda status: status["queue"]["length"] == 2, "both are held")
+        await scripted.start_engine("--model", str(run_dir / "again/model"), program="serve_scripted.py")
+        refused, passed = [await task for task in held]
+    assert (refused.status, refused.error()["code"]) == (422, "length_fused")
+    assert passed.status == 200
+
+
+async def test_a_smaller_context_after_a_crash_is_said_with_both_numbers(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the last engine would have taken and the next one cannot: 422, and no third engine is tried."""
+    async with engine_behind(run_dir, monkeypatch, "admission.max_prompt_tokens=200") as (running, scripted):
+        await scripted.crash()
+        held = asyncio.ensure_future(asked(running, "dog " * 60))
+        await running.until(lambda status: status["queue"]["length"] == 1, "it is held")
+        path = await scripted.start_engine("--model", str(run_dir / "model"), program="serve_scripted.py", publish=False)
+        await eventually(lambda: is_healthy(path), "the model is loaded")
+        scripted.serve(EngineLimits("tiny", 64, 4, 256))
+        refused = await held
+    assert (refused.status, refused.error()["code"]) == (422, "context_length_exceeded")
+    assert re.search(r"the prompt has \d+ tokens, and the limit is the engine's 63", refused.error()["message"])
 
 
 async def test_an_engine_that_cannot_count_judges_itself(run_dir: Path) -> None:
