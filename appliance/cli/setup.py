@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from appliance.cli import runtimes, setup_config, setup_plan
+from appliance.cli import owner, runtimes, setup_config, setup_plan
 from appliance.cli.models import DEMO_MODEL, MODELS, model_folder
 from appliance.cli.place import CONTROL_SOCKET, SYSTEM_RUN_DIR, SYSTEM_STATE_DIR, Place, own_state_dir
 from appliance.cli.printing import bold, good, say
@@ -56,7 +56,7 @@ def setup(
     """
     if demo and model:
         raise click.UsageError("--demo and --model name two models; serve one of them")
-    state_dir = _state_dir(place)
+    state_dir = state_dir_of(place)
     is_box = state_dir == SYSTEM_STATE_DIR and not no_config
     asks = not yes and sys.stdin.isatty()
     if is_box:
@@ -70,8 +70,8 @@ def setup(
     if is_box and named is not None:
         values = _plan(place, named)
     wanted = _Wanted(demo, models_dir or state_dir / MODELS, wheelhouse, python)
-    owner = _other_owner(state_dir)
-    code = _bring(place, state_dir, wanted) if owner is None else _bring_as(owner, state_dir, wanted)
+    other = owner.other_owner(state_dir)
+    code = _bring(place, state_dir, wanted) if other is None else owner.again_as(other, state_dir, wanted.arguments())
     if code is ExitCode.OK and is_box:
         _configure(place, values, asks=asks)
     return code
@@ -87,8 +87,8 @@ class _Wanted:
     python: str | None
 
     def arguments(self) -> list[str]:
-        """As a command line of setup."""
-        words = ["--models-dir", str(self.models_dir), *(["--demo"] if self.demo else [])]
+        """As a command line."""
+        words = ["setup", "--yes", "--no-config", "--models-dir", str(self.models_dir), *(["--demo"] if self.demo else [])]
         words += ["--wheelhouse", str(self.wheelhouse)] if self.wheelhouse else []
         return words + (["--python", self.python] if self.python else [])
 
@@ -111,22 +111,6 @@ def _bring_demo(python: str, wanted: _Wanted) -> ExitCode:
     except OSError as error:
         raise ApplianceError(f"cannot run {python}: {error.strerror}", hint="set engine.python, or --python, to a Python 3.11") from None
     return ExitCode.OK if ended.returncode == 0 else ExitCode.BAD
-
-
-def _bring_as(owner: os.stat_result, state_dir: Path, wanted: _Wanted) -> ExitCode:
-    """The same as the service's user: what root writes into a folder of another user, that user could turn against root."""
-    command = [sys.executable, "-m", "appliance.cli", "--state-dir", str(state_dir), "setup", "--yes", "--no-config", *wanted.arguments()]
-    ended = subprocess.run(
-        command,
-        user=owner.st_uid,
-        group=owner.st_gid,
-        extra_groups=[],
-        umask=0o022,
-        cwd="/",
-        env=os.environ | {"HOME": str(state_dir)},
-        check=False,
-    )
-    return ExitCode(ended.returncode) if ended.returncode in tuple(ExitCode) else ExitCode.BAD
 
 
 def _look_around() -> None:
@@ -172,15 +156,8 @@ def _ask_for_model() -> tuple[bool, str | None]:
     return answer == "demo", answer if answer not in ("", "demo") else None
 
 
-def _state_dir(place: Place) -> Path:
+def state_dir_of(place: Place) -> Path:
+    """The one that was named, else the box's where we may write there, else this user's own."""
     if place.state_dir is not None:
         return place.state_dir
     return SYSTEM_STATE_DIR if os.access(SYSTEM_STATE_DIR, os.W_OK) else own_state_dir()
-
-
-def _other_owner(state_dir: Path) -> os.stat_result | None:
-    """Who owns the state folder, where we are root and somebody else does."""
-    if os.geteuid() != 0 or not state_dir.is_dir():
-        return None
-    owner = state_dir.stat()
-    return owner if owner.st_uid != 0 else None

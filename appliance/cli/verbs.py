@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "restart": ("lifecycle", "Restart the engine; clients wait."),
     "drain": ("lifecycle", "Finish what runs, take nothing new, stop the engine."),
     "resume": ("lifecycle", "Try again after the appliance gave up."),
+    "runtime": ("runtime", "The engine's environments: which there are, which is in force."),
     "config": ("config", "Check the configuration, or show what is in force."),
 }
 """Verb → module of appliance/cli, and the line that --help shows for it. A test holds the lines to the verbs' own."""

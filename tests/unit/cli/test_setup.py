@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -112,6 +113,25 @@ def test_an_edited_drop_in_is_kept(tmp_path: Path) -> None:
     assert "/srv/mine" in file.read_text()
     setup_config.write(tmp_path, {"model.path": "/srv/b"}, may_replace=True)
     assert "/srv/b" in file.read_text()
+
+
+def test_runtimes_are_listed_switched_and_removed(tmp_path: Path, ctl: Ctl) -> None:
+    """The one in force cannot be removed; going back is one command."""
+    for version in ("1.0", "1.1"):
+        folder = tmp_path / "runtimes" / f"native-{version}"
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin/python").symlink_to(sys.executable)
+        (folder / runtimes.FACTS).write_text(json.dumps({"torch": "9.9", "python": "3.11"}))
+        runtimes.use(folder)
+    rows = json.loads(ctl("--state-dir", tmp_path, "runtime", "list", "--json").out)["runtimes"]
+    assert [(row["name"], row["torch"], row["in_force"]) for row in rows] == [("native-1.0", "9.9", False), ("native-1.1", "9.9", True)]
+    refused = ctl("--state-dir", tmp_path, "runtime", "remove", "native-1.1")
+    assert (refused.code, "is in force" in refused.err) == (1, True)
+    assert ctl("--state-dir", tmp_path, "runtime", "use", "native-1.0").code == 0
+    assert current_runtime(tmp_path) == tmp_path / "runtimes/native-1.0"
+    assert ctl("--state-dir", tmp_path, "runtime", "remove", "native-1.1").code == 0
+    missing = ctl("--state-dir", tmp_path, "runtime", "use", "native-1.1")
+    assert (missing.code, "there are: native-1.0" in missing.err) == (1, True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
