@@ -18,6 +18,19 @@ MODEL = "SmolLM2-135M-Instruct"
 LOAD_PROGRAM = Path(__file__).with_name("load.py")
 
 
+def chat_command(question: str, *, max_tokens: int = 24) -> tuple[str, ...]:
+    """What a person would type."""
+    body = {"model": MODEL, "max_tokens": max_tokens, "temperature": 0, "messages": [{"role": "user", "content": question}]}
+    headers = ("-H", "Content-Type: application/json")
+    curl = ("curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "180")
+    return (*curl, f"{URL}/v1/chat/completions", *headers, "-d", json.dumps(body))
+
+
+def answer_in(output: str) -> str:
+    """The text of a chat completion."""
+    return str(json.loads(output)["choices"][0]["message"]["content"])
+
+
 class Machine:
     """One box, by its owner's words."""
 
@@ -70,16 +83,9 @@ class Machine:
             raise AssertionError(f"{error}; status: {seen}\n{self.journal()}") from None
         return int(seen["generation"])
 
-    def chat(self, question: str, timeout_s: float = 120.0) -> str:
+    def chat(self, question: str) -> str:
         """One answer, through curl."""
-        body = {"model": MODEL, "max_tokens": 24, "temperature": 0, "messages": [{"role": "user", "content": question}]}
-        answer = json.loads(
-            self.box.do(
-                "curl", "--silent", "--show-error", "--fail-with-body", "--max-time", str(timeout_s), f"{URL}/v1/chat/completions",
-                "-H", "Content-Type: application/json", "-d", json.dumps(body), timeout_s=timeout_s + 10,
-            )
-        )  # fmt: skip
-        return str(answer["choices"][0]["message"]["content"])
+        return answer_in(self.box.do(*chat_command(question), timeout_s=190))
 
     def http(self, path: str) -> tuple[int, str]:
         """GET: code and body. A refused connection fails the test."""

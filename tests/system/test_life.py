@@ -11,7 +11,7 @@ import pytest
 
 from tests.system.box import wait_until
 from tests.system.coredumps import kept_by
-from tests.system.machine import GATEWAY, SOCKET, SUPERVISOR, Machine
+from tests.system.machine import GATEWAY, SOCKET, SUPERVISOR, Machine, answer_in, chat_command
 
 pytestmark = pytest.mark.system
 WATCHDOG_S = 4
@@ -37,18 +37,27 @@ def _drop_in(machine: Machine, unit: str, text: str) -> None:
 
 
 def test_a_supervisor_that_hangs_is_replaced(machine: Machine) -> None:
-    """SIGSTOP of applianced: the watchdog ends it, systemd starts another, and a request of the time between is answered."""
+    """SIGSTOP of applianced: the watchdog ends it and systemd starts another; requests and streams of before, and a request of between, are answered."""
     assert machine.property(SUPERVISOR, "WatchdogUSec") == "30s"
     _drop_in(machine, SUPERVISOR, f"[Service]\nWatchdogSec={WATCHDOG_S}\nRestartSec=1\n")
     machine.systemctl("restart", SUPERVISOR)
     generation = machine.wait_until_serving()
     pid, restarts = machine.main_pid(SUPERVISOR), int(machine.property(SUPERVISOR, "NRestarts"))
     began_s = time.monotonic()
+    before = machine.box.start(*chat_command("Tell a long story about a lighthouse.", max_tokens=400))
+    streams = machine.load(clients=2, tokens=120, seconds=0.5)
+    wait_until(lambda: "running=3" in machine.journal("--since=-10s"), "the engine answers all of them")
     machine.box.do("kill", "-STOP", str(pid))
     wait_until(lambda: machine.main_pid(SUPERVISOR) not in (0, pid), "another applianced", 4 * WATCHDOG_S)
     replaced_s = time.monotonic() - began_s
     assert "Paris" in machine.chat(HELD)
     print(f"\nreplaced after {replaced_s:.1f} s, answered after {time.monotonic() - began_s:.1f} s")
+    out, err = before.communicate(timeout=180)
+    assert before.returncode == 0, (out, err)
+    assert len(answer_in(out)) > 100
+    result = streams.result()
+    assert result["failed"] == [], "streams go on where they were"
+    print(f"longest pause of a stream: {result['longest_gap_s']:.1f} s")
     assert machine.wait_until_serving(above=generation) == generation + 1
     assert int(machine.property(SUPERVISOR, "NRestarts")) == restarts + 1
     assert "watchdog timeout" in machine.box.do("journalctl", "--boot", "--no-pager", "-o", "cat", f"UNIT={SUPERVISOR}").lower()
@@ -56,7 +65,7 @@ def test_a_supervisor_that_hangs_is_replaced(machine: Machine) -> None:
 
 @pytest.mark.parametrize("who", ["supervisor", "engine", "gateway"])
 def test_a_process_is_killed(machine: Machine, who: str) -> None:
-    """kill -9: it comes back by itself, and a request that arrives meanwhile is answered."""
+    """kill -9: it comes back by itself; a request that arrives meanwhile is answered, and streams outlive all but their gateway."""
     machine.http("/health")
     pid_of = {
         "supervisor": lambda: machine.main_pid(SUPERVISOR),
@@ -64,10 +73,13 @@ def test_a_process_is_killed(machine: Machine, who: str) -> None:
         "gateway": lambda: machine.main_pid(GATEWAY),
     }[who]
     pid, engine = pid_of(), machine.engine_pid()
+    streams = machine.load(clients=2, tokens=60, seconds=0.5) if who != "gateway" else None
     began_s = time.monotonic()
     machine.box.do("kill", "-KILL", str(pid))
     assert "Paris" in machine.chat(HELD)
     print(f"\n{who}: answered {time.monotonic() - began_s:.1f} s after kill -9")
+    if streams is not None:
+        assert streams.result()["failed"] == [], "streams go on where they were"
     wait_until(lambda: pid_of() not in (0, pid), f"another {who}")
     if who == "gateway":
         assert machine.engine_pid() == engine, "the engine has nothing to do with it"
