@@ -37,7 +37,7 @@ def _drop_in(machine: Machine, unit: str, text: str) -> None:
 
 
 def test_a_supervisor_that_hangs_is_replaced(machine: Machine) -> None:
-    """SIGSTOP of applianced: the watchdog ends it and systemd starts another; requests and streams of before, and a request of between, are answered."""
+    """SIGSTOP of applianced: the watchdog ends it and systemd starts another; requests of before and between are answered."""
     assert machine.property(SUPERVISOR, "WatchdogUSec") == "30s"
     _drop_in(machine, SUPERVISOR, f"[Service]\nWatchdogSec={WATCHDOG_S}\nRestartSec=1\n")
     machine.systemctl("restart", SUPERVISOR)
