@@ -76,13 +76,13 @@ class Aftermath:
         raise self._failed(request, lost, verdict)
 
     async def _count(self, request: LiveRequest, life: Life | None, *, alone: bool) -> bool:
-        """Add it to the request's losses. True: the engine died, as far as it matters here and can be known."""
+        """Add it to the request's losses; a stop that was asked for is none. True: the engine died, as far as it matters and is known."""
         if life is None:
             return False
-        request.losses.add(life.generation, crashed=not life.leaving)
         if life.leaving:
             request.lost_life = None
             return False
+        request.losses.add(life.generation)
         if not alone and not request.losses.suspected:
             return True  # should it turn out to live, `survived` takes it back
         loop = asyncio.get_running_loop()

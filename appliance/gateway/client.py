@@ -122,9 +122,9 @@ class Client:
 
     def say(self, comment: bytes) -> None:
         """What silence is filled with from now on. A stream that has begun gets it at once."""
-        self._comment = comment
-        if self.events and self._timer is not None:
+        if comment != self._comment and self.events and self._timer is not None:
             self._write_comment()
+        self._comment = comment
 
     def _check_silence(self) -> None:
         silent_s = self._loop.time() - self._wrote_s

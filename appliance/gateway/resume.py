@@ -69,12 +69,11 @@ class Losses:
         self.fruitless = 0
         self.crashes.clear()
 
-    def add(self, generation: int, *, crashed: bool) -> None:
-        """One more."""
+    def add(self, generation: int) -> None:
+        """One more; it has died, as far as we know."""
         self.lives += 1
         self.fruitless += 1
-        if crashed:
-            self.crashes.append(generation)
+        self.crashes.append(generation)
 
     def survived(self) -> None:
         """The last one did not die after all: a connection broke."""

@@ -48,6 +48,7 @@ class ScriptedAppliance:
         self.generation = 0
         self.reports: list[Mapping[str, Any]] = []
         self.limits = EngineLimits("fake", 4096, max_running, 4096 * max_running)
+        self.incident_id: str | None = None
         self.board = PublicationBoard(self._publication(EngineState.PLANNING, None, "the engine is being planned"))
         self.server: ControlServer | None = None
         self.engine: asyncio.subprocess.Process | None = None
@@ -113,6 +114,15 @@ class ScriptedAppliance:
         """Publish anything."""
         self.board.post(Publication(state, self.generation, endpoint, None, reason, retry_after_s, incident_id))
 
+    async def restart_whenever_it_dies(self, *arguments: str, program: str = "upstream.py") -> None:
+        """What applianced is for: an incident for each death of the engine, and the next life."""
+        while True:
+            assert self.engine is not None
+            await self.engine.wait()
+            self.say(EngineState.BACKOFF, f"generation {self.generation} died", incident_id=f"inc-{self.generation}")
+            self.incident_id = f"inc-{self.generation}"
+            await self.start_engine(*arguments, program=program)
+
     async def close(self) -> None:
         """End everything."""
         await self.hang_up()
@@ -121,7 +131,8 @@ class ScriptedAppliance:
             await self.engine.wait()
 
     def _publication(self, state: EngineState, endpoint: Endpoint | None, reason: str) -> Publication:
-        return Publication(state, self.generation, endpoint, self.limits if endpoint else None, reason, None if endpoint else 3.0)
+        limits, retry_after_s = (self.limits, None) if endpoint else (None, 3.0)
+        return Publication(state, self.generation, endpoint, limits, reason, retry_after_s, self.incident_id)
 
     async def _report(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self.reports.append(arguments)

@@ -1,6 +1,6 @@
 """The engine's HTTP side over a scripted engine: in this process for tests, or as a program of its own.
 
-python -m tests.fakes.serve_scripted --socket PATH --model FOLDER [--step-s S] [--load-s S]
+python -m tests.fakes.serve_scripted --socket PATH --model FOLDER [--step-s S] [--load-s S] [--context N] [--poison ID]
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from appliance.core.launch import Endpoint
 from appliance.engine.__main__ import configure_evidence, run_life
 from appliance.engine.api.service import LoadedModel, Service
 from appliance.engine.listen import endpoint_of, listen
+from appliance.engine.messages import GenerateRequest
 from appliance.engine.server import EngineServer
 from appliance.engine.text import ModelText
-from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.scripted_engine import ScriptedEngine, echo
 
 
 @dataclass
@@ -137,12 +140,19 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--load-s", type=float, default=0.0)
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--poison", type=int, default=-1, help="a prompt that begins with this token id ends the process")
     options = parser.parse_args()
     configure_evidence()
 
+    def script(request: GenerateRequest) -> Sequence[int]:
+        if request.prompt_ids[0] == options.poison:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return echo(request)
+
     def load() -> LoadedModel:
         time.sleep(options.load_s)
-        return LoadedModel(ScriptedEngine(step_s=options.step_s), ModelText(options.model))
+        return LoadedModel(ScriptedEngine(script, step_s=options.step_s, context=options.context), ModelText(options.model))
 
     server = EngineServer(Service(), load, write_timeout_s=60)
     run_life(server.run(listen(Endpoint(socket_path=options.socket))))

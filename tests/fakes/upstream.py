@@ -1,6 +1,6 @@
 """A real child process whose HTTP goes wrong in the ways the request asks for. Standard library only; fast enough to measure with.
 
-    python tests/fakes/upstream.py --socket PATH | --port N [--health CODE]
+    python tests/fakes/upstream.py --socket PATH | --port N [--health CODE] [--says WORD]
 
 The body says how it is answered: {"do": KIND, ...}
     whole      {"bytes": N, "status": S, "body": TEXT}   a JSON answer with its length, after {"delay_s"}
@@ -28,8 +28,9 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 class Stats:
     """What /stats tells."""
 
-    def __init__(self, health: int) -> None:
+    def __init__(self, health: int, says: str) -> None:
         self.health = health
+        self.says = says
         self.requests = self.open = 0
         self.aborted_at: list[float] = []
 
@@ -123,7 +124,7 @@ class Upstream(asyncio.Protocol):
             if asked["do"] == "die" and number == asked["after_events"]:
                 await asyncio.sleep(0.05)
                 os.kill(os.getpid(), signal.SIGKILL)
-            self.event({"choices": [{"index": 0, "delta": {"content": f" t{number} {filler}"}, "finish_reason": None}]})
+            self.event({"choices": [{"index": 0, "delta": {"content": f" {self.stats.says}{number} {filler}"}, "finish_reason": None}]})
         if asked.get("done", True):
             self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n")
         self.transport.write(b"0\r\n\r\n")
@@ -135,7 +136,7 @@ class Upstream(asyncio.Protocol):
 
 async def serve(options: argparse.Namespace) -> None:
     """Listen until killed."""
-    stats = Stats(options.health)
+    stats = Stats(options.health, options.says)
     loop = asyncio.get_running_loop()
     if options.socket:
         await loop.create_unix_server(lambda: Upstream(stats), options.socket, backlog=1024)
@@ -150,4 +151,5 @@ if __name__ == "__main__":
     parser.add_argument("--socket", default="")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--health", type=int, default=200)
+    parser.add_argument("--says", default="t")
     asyncio.run(serve(parser.parse_args()))

@@ -42,7 +42,7 @@ def test_a_request_that_gets_further_each_time_is_never_suspected() -> None:
     losses = Losses()
     for generation in range(LIVES_MAX):
         losses.got_further()
-        losses.add(generation, crashed=True)
+        losses.add(generation)
         assert after_loss(Loss(CONTINUE, losses, False, 0.0), max_attempts=2, max_wait_s=300.0) is Verdict.AGAIN
     assert losses.crashes == [LIVES_MAX - 1]
 
@@ -51,18 +51,18 @@ def test_a_poison_is_suspected_at_its_second_crash_wherever_it_kills() -> None:
     """It may get far in its first life; in the second it dies where it died."""
     losses = Losses()
     losses.got_further()
-    losses.add(1, crashed=True)
+    losses.add(1)
     assert not losses.suspected
-    losses.add(2, crashed=True)
+    losses.add(2)
     assert losses.suspected
 
 
 def test_a_connection_that_broke_under_a_living_engine_is_no_crash() -> None:
     """It counts as an attempt and blames nobody."""
     losses = Losses()
-    losses.add(1, crashed=True)
+    losses.add(1)
     losses.survived()
-    losses.add(1, crashed=False)
+    losses.add(1)
     losses.survived()
     assert (losses.fruitless, losses.crashes, losses.suspected) == (2, [], False)
 

@@ -1,0 +1,135 @@
+"""One request kills every engine that has it. Its client alone sees an error; everybody else gets an answer, whole and right."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from appliance.core.launch import ContinuesBy, EngineLimits
+from tests.fakes.model_folder import byte_level_folder
+from tests.fakes.scripted_appliance import Answer, GatewayProcess, ScriptedAppliance, appliance, eventually
+
+Json = dict[str, Any]
+POISON = 7
+BY_IDS = EngineLimits("tiny", 4096, 8, 65536, continues_by=ContinuesBy.IDS)
+DEADLY: Json = {"prompt": [POISON, 8, 9], "max_tokens": 30, "ignore_eos": True}
+
+
+@contextlib.asynccontextmanager
+async def watched(
+    run_dir: Path, *engine: str, program: str, limits: EngineLimits
+) -> AsyncIterator[tuple[GatewayProcess, ScriptedAppliance]]:
+    """A gateway, and engines that are started again whenever they die."""
+    async with appliance(run_dir, engine=False) as (gateway, scripted):
+        scripted.limits = limits
+        await scripted.start_engine(*engine, program=program)
+        keeping = asyncio.create_task(scripted.restart_whenever_it_dies(*engine, program=program))
+        try:
+            await gateway.until(lambda status: status["standing"] == "open", "open")
+            yield gateway, scripted
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+
+def noting(run_dir: Path) -> contextlib.AbstractAsyncContextManager[tuple[GatewayProcess, ScriptedAppliance]]:
+    """Engines that note token ids, and die of a prompt that begins with POISON."""
+    model = byte_level_folder(run_dir / "model")
+    options = ("--model", str(model), "--step-s", "0.01", "--poison", str(POISON))
+    return watched(run_dir, *options, program="serve_scripted.py", limits=BY_IDS)
+
+
+def good(number: int) -> Json:
+    """Streams and whole answers, each with a text of its own."""
+    return {"prompt": [40 + number, 80 + number], "max_tokens": 30, "ignore_eos": True, "stream": number % 3 != 0}
+
+
+def text_of(answer: Answer) -> str:
+    """Of a completion, whole or streamed."""
+    if answer.headers["content-type"].startswith("application/json"):
+        return str(answer.json()["choices"][0]["text"])
+    events = [json.loads(data) for data in answer.events() if data != "[DONE]"]
+    assert not any("error" in event for event in events), events[-1]
+    assert answer.events()[-1] == "[DONE]"
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+async def test_of_thirty_one_clients_exactly_one_sees_an_error(run_dir: Path) -> None:
+    """500 with the incident of the engine that died of it alone; the same again is 422; three engines died in all."""
+    async with noting(run_dir) as (gateway, scripted):
+        asked = [asyncio.ensure_future(gateway.post(good(number), "/v1/completions")) for number in range(15)]
+        deadly = asyncio.ensure_future(gateway.post(DEADLY, "/v1/completions"))
+        asked += [asyncio.ensure_future(gateway.post(good(number), "/v1/completions")) for number in range(15, 30)]
+        answers = await asyncio.gather(*asked)
+        told = await deadly
+        again = await gateway.post(DEADLY, "/v1/completions")
+        undisturbed = [await gateway.post(good(number), "/v1/completions") for number in range(3)]
+        status = await gateway.status()
+    assert [answer.status for answer in answers] == [200] * 30
+    texts = [text_of(answer) for answer in answers]
+    assert [text_of(answer) for answer in undisturbed] == texts[:3]
+    assert len(set(texts)) == 30
+    error = told.error()
+    assert (told.status, error["code"], error["incident_id"]) == (500, "request_quarantined", "inc-3")
+    assert (again.status, again.error()["code"], again.error()["incident_id"]) == (422, "request_quarantined", "inc-3")
+    assert scripted.generation == 4
+    assert status["slots"]["in_use"] == status["queue"]["length"] == 0
+
+
+async def test_engines_that_cannot_go_on_are_no_different(run_dir: Path) -> None:
+    """Comparing instead of continuing, and no taking back: the trial waits for the others."""
+    async with watched(run_dir, program="upstream.py", limits=EngineLimits("fake", 4096, 8, 65536)) as (gateway, scripted):
+        bodies: list[Json] = [{"do": "whole", "delay_s": 0.2, "bytes": number} for number in range(10)]
+        bodies += [{"do": "stream", "stream": True, "temperature": 0, "events": 10, "gap_s": 0.02, "n": number} for number in range(10)]
+        asked = [asyncio.ensure_future(gateway.post(body)) for body in bodies[:5] + bodies[10:15]]
+        deadly = asyncio.ensure_future(gateway.post({"do": "die", "after_events": 0, "stream": True}))
+        asked += [asyncio.ensure_future(gateway.post(body)) for body in bodies[5:10] + bodies[15:]]
+        answers = await asyncio.gather(*asked)
+        told = await deadly
+    assert [answer.status for answer in answers] == [200] * 20
+    assert all(answer.events()[-1] == "[DONE]" for answer in answers if b"data:" in answer.body)
+    assert (told.status, told.error()["code"]) == (500, "request_quarantined")
+    assert scripted.generation == 4
+
+
+async def test_who_leaves_and_comes_back_is_not_a_stranger(run_dir: Path) -> None:
+    """A client that gives up after two crashes and tries again is tried alone at once; nobody else is with it."""
+    async with noting(run_dir) as (gateway, scripted):
+        async with gateway.connection() as connection:
+            connection.send("POST", "/v1/completions", DEADLY)
+            await eventually(lambda: scripted.generation >= 3, "two engines have died")
+        await gateway.until(lambda status: not status["inflight"] and status["standing"] == "open", "it is gone")
+        generation = scripted.generation
+        beside = [asyncio.ensure_future(gateway.post(good(number), "/v1/completions")) for number in range(4)]
+        told = await gateway.post(DEADLY, "/v1/completions")
+        answers = await asyncio.gather(*beside)
+    assert generation in (3, 4)  # it may have been tried alone already, just before it left
+    assert told.status in (500, 422)
+    assert scripted.generation == 4
+    assert [answer.status for answer in answers] == [200] * 4
+
+
+async def test_the_same_poison_twice_costs_no_more_engines(run_dir: Path) -> None:
+    """Two clients with the same body: one trial convicts both."""
+    async with noting(run_dir) as (gateway, scripted):
+        told = await asyncio.gather(*(gateway.post({**DEADLY, "stream": stream}, "/v1/completions") for stream in (True, True, True)))
+        assert scripted.generation == 4
+        other = await gateway.post({**DEADLY, "prompt": [8, 9]}, "/v1/completions")
+    assert sorted(answer.status for answer in told)[-1] == 500
+    assert {answer.status for answer in told} <= {500, 422}
+    assert {answer.error()["code"] for answer in told} == {"request_quarantined"}
+    assert other.status == 200
+
+
+async def test_a_poison_in_the_middle_of_its_stream_is_found_too(run_dir: Path) -> None:
+    """It has got far before it kills: the client has a beginning, and then an error event with the incident."""
+    async with watched(run_dir, program="upstream.py", limits=EngineLimits("fake", 4096, 8, 65536)) as (gateway, scripted):
+        told = await gateway.post({"do": "die", "after_events": 5, "events": 10, "stream": True, "temperature": 0})
+    events = [json.loads(data) for data in told.events()]
+    assert len(events) == 6
+    assert (events[-1]["error"]["code"], events[-1]["error"]["incident_id"]) == ("request_quarantined", f"inc-{scripted.generation - 1}")
+    assert scripted.generation == 4
