@@ -36,9 +36,15 @@ def harmless(case: Case) -> Event | None:
         last = list(case.named("shutdown"))[-1]
         return replace(last, kind=Kind.BENIGN, cause=Cause.OK_SHUTDOWN, sure=case.exit.code == 0, note="it ended in order")
     healthy = case.first(*_HEALTHY)
-    if healthy is not None:
+    if healthy is not None and not _ends_in_an_exception(case):
         return replace(healthy, kind=Kind.BENIGN, cause=Cause.OK_NORMAL, note="it starts, serves, and nothing went wrong")
     return None
+
+
+def _ends_in_an_exception(case: Case) -> bool:
+    """An exception stands after the last sign of life: nobody can say that this engine is well."""
+    last = max((event.order for event in case.named(*_HEALTHY)), default=0)
+    return any(event.order > last for event in case.named("exception"))
 
 
 def _stop(case: Case) -> Event:

@@ -119,12 +119,14 @@ def _role(event: Event, root: Event) -> Role | None:
 def _unknown(case: Case, verdict: Verdict) -> Diagnosis:
     """Nothing carries a cause: say so, keep the line that comes nearest."""
     nearest = nearest_line(case.events)
-    state = "ended" if case.dead else "shows neither health nor a fault"
+    raised = nearest is not None and nearest.name == "exception"
+    state = "ended" if case.dead else "raised an exception" if raised else "shows neither health nor a fault"
+    engine = f"The engine ({case.engine})" if case.engine else "The engine"
     said = f"; the nearest line is {nearest.text[:160]!r}" if nearest is not None else ""
     return Diagnosis(
         cause=Cause.UNKNOWN,
         confidence=Confidence.LOW,
-        sentence=f"The engine {state} and no line of the evidence carries a cause{said}.",
+        sentence=f"{engine} {state} and no line of the evidence carries a cause{said}.",
         root=None if nearest is None else cite(nearest),
         chain=tuple(ChainLink(Role.SYMPTOM, event.pattern_id or event.name, cite(event)) for event in _informative(case.events))[
             :CHAIN_LINKS

@@ -241,3 +241,11 @@ def test_a_stack_dump_that_crashes_does_not_make_a_segfault_of_an_abort() -> Non
     aborted, segfault = "Fatal Python error: Aborted", "  File Fatal Python error: Segmentation fault"
     assert diagnose([*log(aborted, segfault), ended(signal="SIGSEGV")]).cause is Cause.UNKNOWN
     assert diagnose([*log(segfault, aborted), ended(signal="SIGSEGV")]).cause is Cause.SEGFAULT_NATIVE
+
+
+def test_an_exception_after_the_last_sign_of_life_is_not_called_health() -> None:
+    """Nobody can say that such an engine is well; traffic after the exception can."""
+    ready, served = "INFO:     Application startup complete.", 'INFO:     10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK'
+    ended = diagnose(log(ready, served, "KeyError: 'blk.12'"), engine="vllm")
+    assert ended.cause is Cause.UNKNOWN and ended.sentence.startswith("The engine (vllm) raised an exception")
+    assert diagnose(log(ready, "KeyError: 'blk.12'", served)).cause is Cause.OK_NORMAL
