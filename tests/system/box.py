@@ -42,7 +42,7 @@ class Release:
     sources: tuple[str, ...] = ()
 
 
-BUILDS = ("debhelper", "dh-python", "python3-pip", "python3-setuptools", "python3-wheel", "git")
+BUILDS = ("build-essential", "debhelper", "dh-python", "python3-pip", "python3-setuptools", "python3-wheel", "git")
 BOOKWORM = Release("bookworm", ("systemd-coredump", "man-db", "bash-completion"))
 TRIXIE = Release("trixie", BUILDS)
 NOBLE = Release("noble", BUILDS, ("deb http://archive.ubuntu.com/ubuntu noble main universe",))
