@@ -166,8 +166,9 @@ def test_a_new_driver_is_noticed(machine: Machine) -> None:
 def test_the_port_of_the_configuration_is_the_ports(machine: Machine) -> None:
     """gateway.port in one file, daemon-reload, and systemd listens there; a wrong one leaves the default."""
     own = machine.box.path("/etc/llm-appliance/conf.d/60-own.toml")
-    own.write_text("[gateway]\nport = 8123\n")
+    own.write_text("[gateway]\nport = 8123\ndrain_s = 100\n")
     machine.systemctl("daemon-reload")
+    assert machine.property(GATEWAY, "TimeoutStopUSec") == "1min 55s"
     assert machine.property(SOCKET, "Listen") == "127.0.0.1:8123 (Stream)"
     own.write_text("[gateway]\nport = 812345\n")
     machine.systemctl("daemon-reload")

@@ -24,7 +24,7 @@ ENTRY_POINTS = (
     "appliance.cli.lifecycle",
     "appliance.cli.config",
     "appliance.cli.doctor",
-    "appliance.socket_drop_in",
+    "appliance.unit_drop_ins",
     "appliance.card_settings",
 )
 
