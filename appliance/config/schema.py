@@ -208,7 +208,20 @@ class ResumeTable:
 class SupervisorTable:
     """[supervisor] how the engine is watched."""
 
-    start_deadline_s: float = key(600.0, "An engine that does not answer by then has failed to start.", unit="s", minimum=1, maximum=86400)
+    start_deadline_s: float = key(
+        600.0,
+        "An engine that does not answer by then has failed to start, unless it still reads files or takes memory.",
+        unit="s",
+        minimum=1,
+        maximum=86400,
+    )
+    start_stall_s: float = key(
+        30.0,
+        "A start during which for so long nothing was read, no memory taken, no CPU used and nothing logged has failed.",
+        unit="s",
+        minimum=1,
+        maximum=3600,
+    )
     stop_deadline_s: float = key(30.0, "After SIGTERM; then the whole process group is killed.", unit="s", minimum=0.1, maximum=3600)
     probe_interval_s: float = key(1.0, "How often the engine is asked for its progress counters.", unit="s", minimum=0.05, maximum=60)
     probe_timeout_s: float = key(5.0, "An answer to a probe that takes longer counts as none.", unit="s", minimum=0.1, maximum=120)
@@ -220,6 +233,14 @@ class SupervisorTable:
         maximum=3600,
     )
     hang_ceiling_s: float = key(60.0, "Requests in flight and no progress for more than this always is.", unit="s", minimum=1, maximum=7200)
+    canary_s: float = key(
+        15.0,
+        "An engine that was idle for so long is asked for a token: it may answer probes and be dead. 0: never. Needs an engine that counts "
+        "its requests in /health, as the built-in one does.",
+        unit="s",
+        minimum=0,
+        maximum=86400,
+    )
     backoff_first_s: float = key(1.0, "Wait before the second restart in a row; the first has none.", unit="s", minimum=0, maximum=600)
     backoff_max_s: float = key(60.0, "The wait doubles up to this.", unit="s", minimum=0, maximum=3600)
     stable_after_s: float = key(3600.0, "An engine that served so long resets the counters.", unit="s", minimum=1, maximum=604800)

@@ -21,6 +21,7 @@ from appliance.gpu.lost_cards import card_named_in
 from appliance.supervisor import events as ev
 from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.evidence_desk import EvidenceDesk, brief, unasked, window
+from appliance.supervisor.flight_recorder import FlightRecorder
 from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.log_ring import LogLine
 from appliance.supervisor.policy import TABLE, Response
@@ -32,8 +33,17 @@ Diagnose = Callable[..., Diagnosis]
 class Casework:
     """Owns the last incident. Decides nothing: the verdict is diagnosis's, the action the policy's."""
 
-    def __init__(self, backend: Backend, desk: EvidenceDesk, cards: CardLedger, store: IncidentStore, diagnose: Diagnose) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        desk: EvidenceDesk,
+        cards: CardLedger,
+        flight: FlightRecorder,
+        store: IncidentStore,
+        diagnose: Diagnose,
+    ) -> None:
         self._backend = backend
+        self._flight = flight
         self._desk = desk
         self._cards = cards
         self._store = store
@@ -64,11 +74,12 @@ class Casework:
             phase=failure.phase.value,
             diagnosis=effect.diagnosis,
             action=effect.action,
-            evidence=window(self._desk.collect(lines), effect.diagnosis),
+            evidence=(*window(self._desk.collect(lines), effect.diagnosis), *self._flight.findings()),
             rung_before=failure.rung,
             rung_after=effect.rung_after,
             inflight=tuple(request for request in self._desk.inflight if request.generation == failure.generation),
             uptime_s=failure.uptime_s,
+            flight=self._flight.record,
         )
         self._store.record(incident)
         self.last_incident = incident_to_json(incident, evidence=False)

@@ -25,6 +25,7 @@ from appliance.supervisor import events as ev
 from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, cannot_plan, incident_id
 from appliance.supervisor.evidence_desk import EvidenceDesk
+from appliance.supervisor.flight_recorder import FlightRecorder
 from appliance.supervisor.gpu_watch import GpuWatch
 from appliance.supervisor.groups import Delegation, Group, SessionGroup
 from appliance.supervisor.hang import HangLimits
@@ -75,7 +76,10 @@ class Supervisor:
         self.began_s = time.time()
         self.cards = CardLedger(roots or Roots(), self.kernel_log.boot_id, store)
         self.gpu = GpuWatch(self.backend, roots or Roots(), self.cards, nvml or NvmlReader(), self.post, self.start_task)
-        self.casework = Casework(self.backend, self.desk, self.cards, store, diagnose)
+        self.flight = FlightRecorder(
+            self.gpu.ask_nvml, lambda: self.life.counters if self.life is not None else None, lambda: self.state.uses_gpu
+        )
+        self.casework = Casework(self.backend, self.desk, self.cards, self.flight, store, diagnose)
         self.life: EngineLife | None = None
         self.state = self._first_state()
         self.board = PublicationBoard(publication_of(self.state))
@@ -93,6 +97,7 @@ class Supervisor:
         """Until stopped. The only caller of step()."""
         self.kernel_log.start(self._on_kernel_lines)
         self.post(ev.Started())
+        self.start_task(self.flight.run(), "flight recorder", None)
         self.notifier.ready()
         try:
             while not self._ended:
@@ -246,7 +251,14 @@ class Supervisor:
         self.life = life
         supervisor = self.config.supervisor
         limits = HangLimits(supervisor.hang_floor_s, supervisor.hang_ceiling_s)
-        probes = ProbeSettings(supervisor.probe_interval_s, supervisor.probe_timeout_s, limits)
+        probes = ProbeSettings(
+            supervisor.probe_interval_s,
+            supervisor.probe_timeout_s,
+            limits,
+            supervisor.start_stall_s,
+            supervisor.canary_s,
+            self.backend.proof(self.config),
+        )
         ring = LogRing(self.config.diagnosis.log_ring_lines)
         try:
             life.begin(self._group(effect.generation), ring, probes, self.backend.limits(self.config, effect.spec.rung))

@@ -106,6 +106,13 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """It has not answered yet, and bytes or memory were moved since this was said last."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReady:
     """It answered its probe for the first time."""
 
@@ -253,9 +260,9 @@ class SettingsChanged:
 
 
 Event = (
-    Started | GpuReady | NoGpu | GpuWaiting | CardsGone | Planned | PlanFailed | SpawnFailed | EngineReady | Proved | ProofFailed | Progress
-    | HangDetected | FatalLine | EngineEnding | EngineExited | GroupEmpty | GroupStuck | GpuLost | Diagnosed | TimerFired | DrainRequested
-    | RestartRequested | ResumeRequested | StopRequested | SettingsChanged
+    Started | GpuReady | NoGpu | GpuWaiting | CardsGone | Planned | PlanFailed | SpawnFailed | Loading | EngineReady | Proved
+    | ProofFailed | Progress | HangDetected | FatalLine | EngineEnding | EngineExited | GroupEmpty | GroupStuck | GpuLost | Diagnosed
+    | TimerFired | DrainRequested | RestartRequested | ResumeRequested | StopRequested | SettingsChanged
 )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from appliance.core.diagnosis import Citation, Confidence, Diagnosis
 from appliance.core.evidence import Evidence, Source
 from appliance.core.requests import InflightRequest
 from appliance.gpu.kernel_log import KernelLine
-from appliance.supervisor.hang import Hang, Silence
+from appliance.supervisor.hang import Hang
+from appliance.supervisor.loading import Stall
 from appliance.supervisor.log_ring import LogLine
 from appliance.supervisor.process import ExitStatus
 
@@ -63,9 +64,15 @@ class EvidenceDesk:
     def add_hang(self, hang: Hang, process_state: str) -> None:
         """Our own probes' finding."""
         stopped = "; the process was stopped by a signal (state T)" if process_state == "T" else ""
-        kind = "progress" if hang.silence is Silence.PROGRESS else "hang"
-        data = {"kind": kind, "silent_s": hang.silent_s, "running": hang.running, "process_state": process_state}
+        data: dict[str, object] = {"kind": hang.silence.value, "silent_s": hang.silent_s, "running": hang.running}
+        data["process_state"] = process_state
         self._fact(Source.PROBE, f"{hang}{stopped}", data)
+
+    def add_stall(self, stall: Stall) -> None:
+        """A load that does nothing any more."""
+        stopped = "; it was stopped by a signal (state T)" if stall.is_stopped else ""
+        data: dict[str, object] = {"kind": "hang", "silent_s": stall.silent_s, "process_state": stall.states}
+        self._fact(Source.PROBE, f"{stall}{stopped}", data)
 
     def add_ending(self, text: str) -> None:
         """Its own /health said that it stops."""

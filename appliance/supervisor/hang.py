@@ -23,10 +23,11 @@ CPU_BUSY_SHARE = 0.05
 
 
 class Silence(Enum):
-    """Which of the two rules spoke. The value is the `kind` of the evidence."""
+    """Which rule spoke. The value is the `kind` of the evidence."""
 
     PROGRESS = "progress"
-    HEALTH = "health"
+    HEALTH = "hang"
+    CANARY = "canary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Hang:
                 f"no progress for {self.silent_s:.1f} s with {self.running} requests running "
                 f"(its recent steps explain {self.allowed_s:.1f} s)"
             )
+        if self.silence is Silence.CANARY:
+            return f"no token for {self.silent_s:.1f} s: {self.detail}"
         return f"no answer to its probe for {self.silent_s:.1f} s (allowed {self.allowed_s:.1f} s): {self.detail}"
 
 

@@ -13,9 +13,12 @@ from appliance.supervisor import events as ev
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.groups import Group
 from appliance.supervisor.hang import Hang
+from appliance.supervisor.life_watch import LifeWatch, Watched
+from appliance.supervisor.loading import Stall
 from appliance.supervisor.log_ring import LogLine, LogRing
-from appliance.supervisor.probe import Listener, Prober, ProbeSettings, prove
+from appliance.supervisor.probe import Counters, Listener, Prober, ProbeSettings, prove
 from appliance.supervisor.process import EngineProcess, ExitStatus, spawn
+from appliance.supervisor.vitals import read_vitals
 
 Post = Callable[[ev.Event], None]
 Start = Callable[[Coroutine[Any, Any, None], str, ev.Event | None], asyncio.Task[None]]
@@ -51,22 +54,28 @@ class EngineLife:
         self._process: EngineProcess | None = None
         self._prober: Prober | None = None
         self._probing: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._ring: LogRing | None = None
         self._our_signals: set[str] = set()
+        self._lines_told = 0
+        self._watch_outside: LifeWatch | None = None
+        self.counters: Counters | None = None
+        """As it said last."""
 
     def begin(self, group: Group, ring: LogRing, probes: ProbeSettings, fallback: EngineLimits) -> None:
         """Spawn and watch. Raises OSError when there is nothing to watch."""
         self._ring = ring
         self._process = spawn(self.spec, group, ring, self._on_lines, self._on_exit)
         listener = Listener(
-            ready=lambda limits: self._post(ev.EngineReady(self.generation, limits)),
-            progress=lambda running, waiting: self._post(ev.Progress(self.generation, running, waiting)),
+            ready=self._on_ready,
+            progress=self._on_progress,
             hung=self._on_hang,
             ending=self._on_ending,
         )
         self._prober = Prober(self.spec, probes, fallback, self._process.cpu_s, listener)
         self._probing = self._start(self._prober.run(), "prober", ev.HangDetected(self.generation, "our prober failed by a defect"))
+        self._look_from_outside(self._process, probes.start_stall_s)
 
     @property
     def pid(self) -> int | None:
@@ -142,16 +151,46 @@ class EngineLife:
 
     def _on_lines(self, lines: Sequence[LogLine]) -> None:
         for line in lines:
+            self._lines_told += self.spec.probe_path not in line.text  # what it logs of our own probes is no sign of progress
             self._around.log(self.generation, line)
             if self._around.fatal(line.text) is not None:
                 self._post(ev.FatalLine(self.generation, line.text))
+
+    def _on_progress(self, counters: Counters) -> None:
+        self.counters = counters
+        self._post(ev.Progress(self.generation, counters.running, counters.waiting))
+
+    def _on_ready(self, limits: EngineLimits) -> None:
+        if self._watch_outside is not None:
+            self._watch_outside.loaded()
+        self._post(ev.EngineReady(self.generation, limits))
 
     def _on_exit(self, status: ExitStatus) -> None:
         assert self._process is not None
         self._stop_probing()
         self._desk.add_exit(status, frozenset(self._our_signals))
-        self._desk.add_oom_kills(self._process.oom_kills() or 0)
+        if self._watch_outside is not None:
+            self._watch_outside.count_oom_kills()
         self._post(ev.EngineExited(self.generation, f"the engine was {status}" if status.signal else f"the engine {status}"))
+
+    def _look_from_outside(self, process: EngineProcess, start_stall_s: float) -> None:
+        watched = Watched(
+            vitals=lambda: read_vitals(process.members(), self._lines_told),
+            oom_kills=process.oom_kills,
+            stalled=self._on_stall,
+            loading=lambda: self._post(ev.Loading(self.generation)),
+            oom_killed=self._on_oom_kill,
+        )
+        self._watch_outside = LifeWatch(start_stall_s, watched)
+        self._looking = self._start(self._watch_outside.run(), "life watch", None)
+
+    def _on_stall(self, stall: Stall) -> None:
+        self._desk.add_stall(stall)
+        self._post(ev.HangDetected(self.generation, str(stall), stopped=stall.is_stopped))
+
+    def _on_oom_kill(self, count: int) -> None:
+        self._desk.add_oom_kills(count)
+        self._post(ev.FatalLine(self.generation, "the kernel's OOM killer ended a process of the engine"))
 
     def _on_hang(self, hang: Hang) -> None:
         state = self._process.state if self._process is not None else ""
@@ -163,6 +202,7 @@ class EngineLife:
         self._post(ev.EngineEnding(self.generation, text))
 
     def _stop_probing(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            self._probing = None
+        for task in (self._probing, self._looking):
+            if task is not None:
+                task.cancel()
+        self._probing = self._looking = None

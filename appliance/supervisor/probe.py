@@ -13,6 +13,7 @@ from appliance.backends import ProofRequest
 from appliance.control.codec import CodecError, limits_from_json
 from appliance.core.launch import EngineLimits, LaunchSpec
 from appliance.supervisor import hang
+from appliance.supervisor.canary import Canary
 from appliance.supervisor.http_get import Answer, NoAnswer, exchange
 
 READY_POLL_S = 0.05
@@ -30,6 +31,29 @@ class ProbeSettings:
     interval_s: float
     timeout_s: float
     hang: hang.HangLimits
+    start_stall_s: float = 30.0
+    canary_s: float = 0.0
+    """An engine that was idle for so long is asked for a token; 0: never."""
+    canary: tuple[ProofRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What an engine says of itself in an answered probe; 0 where it does not."""
+
+    progress: int | None = None
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    block_violations: int = 0
+    counts_requests: bool = False
+    """It says how many requests run; else nobody knows whether it is idle."""
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> Counters:
+        """From the body of /health."""
+        known = {name: _count(body, name) or 0 for name in ("running", "waiting", "kv_blocks_used", "block_violations")}
+        return cls(_count(body, "progress"), **known, counts_requests=_count(body, "running") is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +61,8 @@ class Listener:
     """Where findings go."""
 
     ready: Callable[[EngineLimits], None]
-    progress: Callable[[int, int], None]
-    """Running and waiting requests, after each answer."""
+    progress: Callable[[Counters], None]
+    """After each answer."""
     hung: Callable[[hang.Hang], None]
     ending: Callable[[str], None]
     """It refuses new requests and finishes what runs."""
@@ -56,6 +80,7 @@ class Prober:
         self._interval_s = settings.interval_s
         self._hurried = asyncio.Event()
         self._told_ending = False
+        self._canary = Canary(self._sing, settings.canary_s, settings.hang)
 
     def hurry(self) -> None:
         """Somebody waits for the engine to become idle: ask at once and more often."""
@@ -65,6 +90,12 @@ class Prober:
     async def run(self) -> None:
         """Until ready, then until a hang is found."""
         await self._until_ready()
+        try:
+            await self._until_hung()
+        finally:
+            self._canary.close()
+
+    async def _until_hung(self) -> None:
         watch = hang.begin(time.monotonic(), self._cpu_s())
         while True:
             silent = watch.looked_s > watch.answered_s
@@ -97,21 +128,27 @@ class Prober:
             problem = "" if answer.status == 200 else f"status {answer.status}"
         except NoAnswer as error:
             answer, problem = Answer(0, b""), str(error)
-        now_s, cpu_s, counters = time.monotonic(), self._cpu_s(), answer.json()
-        running, waiting = _count(counters, "running") or 0, _count(counters, "waiting") or 0
-        if answer.status == 503 and counters.get("status") == "draining":
-            self._tell_ending(running)
+        now_s, cpu_s, body = time.monotonic(), self._cpu_s(), answer.json()
+        counters = Counters.of(body)
+        if answer.status == 503 and body.get("status") == "draining":
+            self._tell_ending(counters.running)
         elif problem:
             found = hang.judge_silence(watch, now_s, cpu_s, limits, problem)
             return hang.missed(watch, now_s, cpu_s), found
-        watch = hang.answered(watch, now_s, cpu_s, _count(counters, "progress"), running)
-        self._to.progress(running, waiting)
-        return watch, hang.judge_progress(watch, now_s, limits)
+        watch = hang.answered(watch, now_s, cpu_s, counters.progress, counters.running)
+        self._to.progress(counters)
+        found = hang.judge_progress(watch, now_s, limits)
+        if found is None and counters.counts_requests and not self._told_ending:
+            found = self._canary.look(now_s, cpu_s, counters.progress, counters.running, counters.waiting)
+        return watch, found
 
     def _tell_ending(self, running: int) -> None:
         if not self._told_ending:
             self._told_ending = True
             self._to.ending(f"it was told to stop: it refuses new requests and finishes {running}")
+
+    async def _sing(self) -> str | None:
+        return await prove(self._spec, self._settings.canary, self._settings.hang.ceiling_s)
 
     async def _ask(self, timeout_s: float) -> Answer:
         return await exchange(self._spec.endpoint, self._spec.probe_path, timeout_s)

@@ -23,6 +23,7 @@ class ProcStat:
     cpu_ticks: int
     threads: int
     start_ticks: int
+    resident_pages: int = 0
 
     @property
     def is_alive(self) -> bool:
@@ -49,6 +50,7 @@ def read_stat(pid: int, proc: Path = PROC) -> ProcStat | None:
         cpu_ticks=int(fields[11]) + int(fields[12]),
         threads=int(fields[17]),
         start_ticks=int(fields[19]),
+        resident_pages=int(fields[21]),
     )
 
 

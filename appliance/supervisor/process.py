@@ -19,6 +19,7 @@ from appliance.core.launch import LaunchSpec
 from appliance.supervisor import proc_table
 from appliance.supervisor.groups import Group
 from appliance.supervisor.log_ring import LogLine, LogRing
+from appliance.supervisor.proc_table import ProcStat
 
 READ_BYTES = 65536
 READS_A_TURN = 8
@@ -136,6 +137,10 @@ class EngineProcess:
         """CPU time used by the leader so far: an engine that computes is not one that sleeps for ever."""
         stat = proc_table.read_stat(self.pid)
         return stat.cpu_ticks / os.sysconf("SC_CLK_TCK") if stat is not None else 0.0
+
+    def members(self) -> tuple[ProcStat, ...]:
+        """Everybody of its group who is alive."""
+        return self._group.survivors()
 
     def oom_kills(self) -> int | None:
         """See Group."""

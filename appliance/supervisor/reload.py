@@ -38,6 +38,8 @@ _OF_KEY = {
     "supervisor.hang_floor_s": When.NEXT_ENGINE,
     "supervisor.hang_ceiling_s": When.NEXT_ENGINE,
     "supervisor.start_deadline_s": When.NEXT_ENGINE,
+    "supervisor.start_stall_s": When.NEXT_ENGINE,
+    "supervisor.canary_s": When.NEXT_ENGINE,
     "gateway.drain_s": When.NOW,
 }
 

@@ -16,6 +16,7 @@ class MachineSettings:
     backoff_max_s: float = 60.0
     stable_after_s: float = 3600.0
     start_failures_max: int = 3
+    start_stall_s: float = 30.0
     stop_deadline_s: float = 30.0
     drain_s: float = 30.0
     gpu_required: bool = False
@@ -30,6 +31,7 @@ class MachineSettings:
             backoff_max_s=supervisor.backoff_max_s,
             stable_after_s=supervisor.stable_after_s,
             start_failures_max=supervisor.start_failures_max,
+            start_stall_s=supervisor.start_stall_s,
             stop_deadline_s=supervisor.stop_deadline_s,
             drain_s=config.gateway.drain_s,
             gpu_required=config.gpu.mode == "required",

@@ -9,6 +9,7 @@ Token n of an answer is " t<n>", so a test knows every byte to expect. `POST /fa
     {"kind": "stall"}                         answers /health, produces no token any more
     {"kind": "hang"}                          blocks its loop: nothing is answered, SIGTERM neither
     {"kind": "deaf"}                          closes its socket and stays alive
+    {"kind": "refuse"}                        answers /health and gives 500 to every prompt
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class FakeEngine:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.ready = self.draining = False
+        self.ready = self.draining = self.refusing = False
         self.progress = self.running = self.waiting = self.served = self.aborted = 0
         self.flowing = asyncio.Event()
         self.flowing.set()
@@ -59,6 +60,7 @@ class FakeEngine:
         """One request."""
         if path == "/health":
             counters = {"progress": self.progress, "running": self.running, "waiting": self.waiting, "limits": self.limits()}
+            counters["kv_blocks_used"] = 3 * self.running
             status = "draining" if self.draining else "ok" if self.ready else "loading"
             answer(writer, 200 if status == "ok" else 503, {"status": status, **(counters if self.ready else {})})
         elif path == "/stats":
@@ -70,6 +72,8 @@ class FakeEngine:
             answer(writer, 200, {"ok": True})
             await writer.drain()
             self.break_by(body)
+        elif self.refusing:
+            answer(writer, 500, {"error": {"message": "CUDA error", "type": "server_error", "param": None, "code": None}})
         elif path in ("/generate", "/v1/completions", "/v1/chat/completions"):
             await self.answer_tokens(path, body, reader, writer)
         else:
@@ -138,6 +142,8 @@ class FakeEngine:
             print(fault["text"], file=sys.stderr, flush=True)
         elif kind == "stall":
             self.flowing.clear()
+        elif kind == "refuse":
+            self.refusing = True
         elif kind == "hang":
             time.sleep(3600)
         elif kind == "deaf" and self.server is not None:
@@ -188,6 +194,24 @@ def count_start(folder: str) -> int:
     return number
 
 
+async def load(options: argparse.Namespace) -> None:
+    """Take --ready-after-s for it, in one of the ways in which engines take their time."""
+    end_s = time.monotonic() + options.ready_after_s
+    taken: list[bytes] = []
+    while options.load == "stall" or time.monotonic() < end_s:
+        if options.load == "read":
+            Path(sys.executable).resolve().read_bytes()
+        elif options.load == "grow":
+            taken.append(b"x" * 2**20)
+        elif options.load == "talk":
+            print("fake engine: still at it", file=sys.stderr, flush=True)
+        elif options.load == "compute":
+            spin_s = time.monotonic() + 0.05
+            while time.monotonic() < spin_s:
+                pass
+        await asyncio.sleep(0.05)
+
+
 async def serve(options: argparse.Namespace) -> None:
     """Listen, load, answer until SIGTERM."""
     if options.fail_start and count_start(options.count_in) <= options.fail_starts:
@@ -204,7 +228,7 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         engine.server = await asyncio.start_server(engine.converse, "127.0.0.1", options.port)
     print("fake engine: loading", file=sys.stderr, flush=True)
-    await asyncio.sleep(options.ready_after_s)
+    await load(options)
     engine.ready = True
     print("fake engine: ready", file=sys.stderr, flush=True)
     await stopping.wait()
@@ -224,6 +248,9 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-running", type=int, default=8)
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--ready-after-s", type=float, default=0.0)
+    parser.add_argument(
+        "--load", default="wait", choices=["wait", "stall", "read", "grow", "talk", "compute"], help="what it does meanwhile"
+    )
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--spawn-stray", action="store_true", help="start a child in a session of its own, as launchers do")
     parser.add_argument("--fail-start", default="", help="print this and leave with --exit-code instead of starting")

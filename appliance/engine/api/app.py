@@ -61,6 +61,7 @@ class _Pages:
         if model is not None:
             stats = model.engine.stats()
             answer |= {"progress": stats.progress, "running": stats.running, "waiting": stats.waiting}
+            answer["kv_blocks_used"] = stats.kv_blocks_used
             answer["limits"] = dataclasses.asdict(model.limits)
         return JSONResponse(answer, 200 if answer["status"] == "ok" else 503)
 

@@ -49,6 +49,8 @@ def _react(state: MachineState, event: ev.Event, now_s: float) -> Step:
             return starting.on_planned(state, event, now_s)
         case ev.PlanFailed():
             return starting.on_plan_failed(state, event, now_s)
+        case ev.Loading():
+            return replace(state, loading_s=now_s), ()
         case ev.EngineReady():
             return starting.on_ready(state, event, now_s)
         case ev.Proved():
@@ -90,9 +92,7 @@ def _on_bad_news(state: MachineState, event: ev.Event, now_s: float) -> Step:
 def _on_timer(state: MachineState, timer: ev.Timer, now_s: float) -> Step:
     match timer, state.state:
         case ev.Timer.START, EngineState.STARTING | EngineState.PROVING:
-            deadline_s = state.spec.start_deadline_s if state.spec is not None else 0.0
-            text = f"the engine did not prove itself within {deadline_s:g} s of its start (supervisor.start_deadline_s)"
-            return failing.fail(state, text, now_s, kill=ev.KillHow.ABORT)
+            return starting.on_late(state, now_s)
         case ev.Timer.SETTLE, _ if state.alive and state.failure is not None:
             return state, (ev.Kill(state.generation, ev.KillHow.NOW, state.failure.first_evidence, requested=False),)
         case ev.Timer.DRAIN, EngineState.DRAINING if not state.stopping and state.failure is None:

@@ -8,6 +8,7 @@ from appliance.core.action import Action, ActionKind
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
 from appliance.supervisor.history import Failure, Phase
+from appliance.supervisor.machine.failing import fail
 from appliance.supervisor.machine.state import MachineState, Step, move, park, plan
 from appliance.supervisor.policy import park_basis
 
@@ -38,7 +39,7 @@ def on_planned(state: MachineState, event: ev.Planned, now_s: float) -> Step:
     starting = move(
         state, EngineState.STARTING, now_s, "",
         generation=event.generation, alive=True, spec=event.spec, limits=None, stopping=False,
-        spawned_s=now_s, restarts=state.restarts + (state.spec is not None),
+        spawned_s=now_s, loading_s=0.0, restarts=state.restarts + (state.spec is not None),
     )  # fmt: skip
     deadline = ev.SetTimer(ev.Timer.START, event.generation, event.spec.start_deadline_s)
     return _told(starting, "the engine is loading"), (ev.Spawn(event.generation, event.spec), deadline)
@@ -51,6 +52,16 @@ def on_plan_failed(state: MachineState, event: ev.PlanFailed, now_s: float) -> S
     record = ev.RecordIncident(event.incident_id, failure, event.diagnosis, action, state.history.rung)
     parked, effects = park(replace(state, incident_id=event.incident_id), action.basis, now_s)
     return parked, (record, *effects)
+
+
+def on_late(state: MachineState, now_s: float) -> Step:
+    """Its start deadline has passed. One that still loads is given more, for as long as it does; one that only computes is not."""
+    stall_s = state.settings.start_stall_s
+    if state.state is EngineState.STARTING and state.loading_s and now_s - state.loading_s <= stall_s:
+        return state, (ev.SetTimer(ev.Timer.START, state.generation, stall_s),)
+    deadline_s = state.spec.start_deadline_s if state.spec is not None else 0.0
+    text = f"the engine did not prove itself within {deadline_s:g} s of its start (supervisor.start_deadline_s)"
+    return fail(state, text, now_s, kill=ev.KillHow.ABORT)
 
 
 def on_ready(state: MachineState, event: ev.EngineReady, now_s: float) -> Step:

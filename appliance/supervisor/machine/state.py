@@ -47,6 +47,7 @@ class MachineState:
         delay_s: the back-off that runs.
         recovering: the incident that ends with the next SERVING, and when it began.
         since_s: when `state` was entered.
+        loading_s: when the start was seen to load last; 0 before that.
         start_took_s: how long the last good start took, for Retry-After.
         restarts: engine lives of this applianced beyond the first.
     """
@@ -72,6 +73,7 @@ class MachineState:
     incident_id: str | None = None
     since_s: float = 0.0
     spawned_s: float = 0.0
+    loading_s: float = 0.0
     start_took_s: float = START_GUESS_S
     restarts: int = 0
 

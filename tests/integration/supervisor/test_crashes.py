@@ -85,6 +85,43 @@ def test_an_engine_that_lives_and_does_not_serve(applianced: Start, kind: str) -
     assert incident["diagnosis"]["cause"] == "engine_watchdog"
 
 
+@pytest.mark.parametrize("kind", ["stall", "refuse"])
+def test_an_idle_engine_that_is_dead_behind_its_health_check(applianced: Start, kind: str) -> None:
+    """Nothing runs and /health is fine, but no prompt is answered any more: the canary tells, before a client has to."""
+    one = applianced(settings={"supervisor.canary_s": "0.5"})
+    one.wait_state("serving")
+    one.fault(kind=kind)
+    one.wait_state("serving", above=1)
+    (incident,) = one.wait_incident()
+    assert incident["diagnosis"]["cause"] == "engine_watchdog"
+    probe = next(item for item in one.ask("incident")["incident"]["evidence"] if item["source"] == "probe")
+    assert probe["data"]["kind"] in ("canary", "progress")
+
+
+def test_canaries_do_not_disturb_a_healthy_engine(applianced: Start) -> None:
+    """Many of them, and nothing happens; the engine has answered each."""
+    one = applianced(settings={"supervisor.canary_s": "0.1"})
+    one.wait_state("serving")
+    wait_for(lambda: one.engine("/stats")["served"] >= 6, "six canaries were answered")
+    assert one.status()["last_incident"] is None
+
+
+def test_the_last_minutes_are_kept_with_the_incident(applianced: Start) -> None:
+    """A sample a second of what the engine said of itself, in the incident and not in the lists."""
+    one = applianced("--step-s", "0.05")
+    before = one.wait_state("serving")
+    threading.Thread(target=lambda: _ignore_errors(one, 10_000), daemon=True).start()
+    wait_for(lambda: one.engine("/health")["running"] == 1, "the request runs")
+    time.sleep(2.5)
+    os.kill(before["engine_pid"], signal.SIGKILL)
+    one.wait_state("serving", above=1)
+    (listed,) = one.wait_incident()
+    assert listed["flight"] is None
+    flight = one.ask("incident")["incident"]["flight"]
+    assert len(flight["time_s"]) >= 2
+    assert (flight["running"][-1], flight["kv_blocks_used"][-1]) == (1, 3)
+
+
 def test_a_long_honest_answer_is_no_hang(applianced: Start) -> None:
     """Steps that come slowly but come, for several times the floor."""
     one = applianced("--step-s", "0.5")

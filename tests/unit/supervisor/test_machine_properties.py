@@ -42,7 +42,7 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
             return ev.GpuReady(data.draw(st.sampled_from([1, 2])))
         case ev.Started:
             return ev.Started()
-        case ev.GroupEmpty | ev.Proved:
+        case ev.GroupEmpty | ev.Proved | ev.Loading:
             return kind(generation)
         case ev.RestartRequested:
             return ev.RestartRequested("x", data.draw(st.sampled_from([None, 0, 3])))

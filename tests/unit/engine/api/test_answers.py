@@ -240,7 +240,7 @@ async def test_health_models_and_metrics(folder: Path) -> None:
             "max_new_tokens": 0,
             "continues_by": "replay",
         }
-        assert health == {"status": "ok", "progress": 4, "running": 0, "waiting": 0, "limits": limits}
+        assert health == {"status": "ok", "progress": 4, "running": 0, "waiting": 0, "kv_blocks_used": 0, "limits": limits}
         page = (await one.get("/metrics")).body.decode()
         assert 'appliance_engine_requests_total{path="/v1/completions",outcome="finished"} 1' in page
         assert 'appliance_engine_requests_total{path="/v1/completions",outcome="refused"} 1' in page

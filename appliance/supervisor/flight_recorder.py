@@ -1,0 +1,63 @@
+"""The last minutes of the engine and its cards, a sample a second, for whoever wants to know what came before a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from appliance.core.evidence import Evidence
+from appliance.core.flight import FlightRecord, FlightSample
+from appliance.diagnosis.flight import findings
+from appliance.gpu.nvml import NvmlReport
+from appliance.supervisor.probe import Counters
+
+SAMPLE_S = 1.0
+KEPT = 15 * 60
+
+
+class FlightRecorder:
+    """Owns the samples. They go on over engine lives: what stands before a crash may belong to the life before."""
+
+    def __init__(
+        self, ask_nvml: Callable[[], Awaitable[NvmlReport]], counters: Callable[[], Counters | None], uses_gpu: Callable[[], bool]
+    ) -> None:
+        self._ask_nvml = ask_nvml
+        self._counters = counters
+        self._uses_gpu = uses_gpu
+        self._samples: deque[FlightSample] = deque(maxlen=KEPT)
+
+    async def run(self) -> None:
+        """For ever. An NVML that hangs costs samples, not the service."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            report = await self._ask_nvml() if self._uses_gpu() else None
+            counters = self._counters()
+            if report is not None or counters is not None:
+                self._samples.append(self._sample(report, counters or Counters()))
+
+    @property
+    def record(self) -> FlightRecord | None:
+        """What an incident keeps."""
+        return FlightRecord.of(self._samples) if self._samples else None
+
+    def findings(self) -> list[Evidence]:
+        """What of it is worth telling."""
+        return findings(tuple(self._samples))
+
+    def _sample(self, report: NvmlReport | None, counters: Counters) -> FlightSample:
+        before = self._samples[-1] if self._samples else FlightSample(0.0, 0)
+        heard = report is not None and report.code == 0 and not report.hung
+        gpus = report.gpus if report is not None and heard else ()
+        return FlightSample(
+            time_s=time.time(),
+            # Cards that do not answer have not become empty: what was known last stands.
+            vram_used_bytes=sum(gpu.used_bytes for gpu in gpus) if heard else before.vram_used_bytes,
+            running=counters.running,
+            waiting=counters.waiting,
+            block_violations=counters.block_violations,
+            kv_blocks_used=counters.kv_blocks_used,
+            temperature_c=max((gpu.temperature_c or 0 for gpu in gpus), default=0),
+            power_w=sum(gpu.power_w or 0.0 for gpu in gpus),
+        )
