@@ -15,6 +15,7 @@ from appliance.config.schema import Config
 
 RUNTIMES = "runtimes"
 CURRENT = "current"
+_LIBRARIES = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def engine_is_here() -> bool:
@@ -23,12 +24,16 @@ def engine_is_here() -> bool:
 
 
 def current_runtime(state_dir: Path) -> Path | None:
-    """The environment in force, by its own name; None where there is none that can be run."""
+    """The environment in force, by its own name; None where there is none that can be run.
+
+    One that was made with another Python, before the distribution was upgraded, cannot: its libraries are not found any more.
+    """
     try:
         runtime = (state_dir / RUNTIMES / CURRENT).resolve(strict=True)
     except OSError:
         return None
-    return runtime if (runtime / "bin" / "python").exists() else None
+    usable = (runtime / "bin" / "python").exists() and (runtime / "lib" / _LIBRARIES).is_dir()
+    return runtime if usable else None
 
 
 def with_runtime(config: Config, state_dir: Path) -> Config:

@@ -84,6 +84,17 @@ def test_too_little_space_is_told_before_anything_is_made(wheelhouse: Path, tmp_
         runtimes.install(runtimes.Source(_ours(wheelhouse, "1.0"), wheelhouse), tmp_path)
 
 
+def test_a_runtime_of_another_python_is_none(tmp_path: Path) -> None:
+    """After an upgrade of the distribution its python is a newer one, which finds none of its libraries: setup makes it anew."""
+    folder = tmp_path / "runtimes/native-1.0"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/python").symlink_to(sys.executable)
+    (folder / "lib/python3.0").mkdir(parents=True)
+    runtimes.use(folder)
+    assert current_runtime(tmp_path) is None
+    assert launch_python(with_runtime(Config(), tmp_path).engine.python) is None
+
+
 def test_an_own_interpreter_wins_over_the_runtime(tmp_path: Path) -> None:
     """engine.python of the configuration."""
     file = tmp_path / "appliance.toml"
@@ -120,6 +131,7 @@ def test_runtimes_are_listed_switched_and_removed(tmp_path: Path, ctl: Ctl) -> N
     for version in ("1.0", "1.1"):
         folder = tmp_path / "runtimes" / f"native-{version}"
         (folder / "bin").mkdir(parents=True)
+        (folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}").mkdir(parents=True)
         (folder / "bin/python").symlink_to(sys.executable)
         (folder / runtimes.FACTS).write_text(json.dumps({"torch": "9.9", "python": "3.11"}))
         runtimes.use(folder)
