@@ -136,6 +136,10 @@ class Lane:
         """Those who wait, in the order in which they will go in if nobody else comes."""
         return [*self._returning, *(self._waiters[ticket] for ticket in self._schedule.preview())]
 
+    def waiting_by_level(self) -> tuple[int, ...]:
+        """How many of each class wait."""
+        return self._schedule.by_level()
+
     @property
     def queue_length(self) -> int:
         """How many wait."""

@@ -79,7 +79,7 @@ class App:
             key = self._reception.key_of(scope["path"], route, scope["headers"])
             if route.kind is Kind.PAGE:
                 await self._intake.discard(scope["headers"], receive, client.connection)
-                await client.answer(*self._pages.get(scope["path"]))
+                await client.answer(*await self._pages.get(scope["path"]))
             else:
                 await self._pass(scope, receive, client, route, key)
         except Refused as refused:

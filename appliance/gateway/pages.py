@@ -11,14 +11,14 @@ from appliance import __version__
 from appliance.config import Config
 from appliance.config.api_keys import PRIORITIES
 from appliance.control.codec import to_json
-from appliance.core.states import EngineState
 from appliance.gateway.admission import Lane
 from appliance.gateway.connection import ConnectionPolicy
 from appliance.gateway.envelope import JSON_TYPE, Refused
+from appliance.gateway.exposition import CONTENT_TYPE, Exposition
 from appliance.gateway.gate import Gate, Standing, sentence_of
 from appliance.gateway.headers import Headers
 from appliance.gateway.inflight import InflightTable
-from appliance.gateway.metrics import CONTENT_TYPE, Gauges, Metrics
+from appliance.gateway.metrics import Metrics
 from appliance.gateway.relay import Relay
 
 LISTED_MAX = 100
@@ -29,7 +29,14 @@ class Pages:
     """Reads the others; owns nothing."""
 
     def __init__(
-        self, config: Config, gate: Gate, relay: Relay, inflight: InflightTable, metrics: Metrics, policy: ConnectionPolicy
+        self,
+        config: Config,
+        gate: Gate,
+        relay: Relay,
+        inflight: InflightTable,
+        metrics: Metrics,
+        policy: ConnectionPolicy,
+        exposition: Exposition,
     ) -> None:
         self._config = config
         self._gate = gate
@@ -37,16 +44,17 @@ class Pages:
         self._inflight = inflight
         self._metrics = metrics
         self._policy = policy
+        self._exposition = exposition
         self._started_s = time.monotonic()
 
-    def get(self, path: str) -> Page:
+    async def get(self, path: str) -> Page:
         """The page. Raises Refused for /health while nothing serves, and for /metrics where it is switched off."""
         if path == "/health":
             return self._health()
         if path == "/status":
             return 200, [JSON_TYPE, (b"cache-control", b"no-store")], _json(self.status())
         if path == "/metrics":
-            return self._metrics_page()
+            return await self._metrics_page()
         return 200, [(b"content-type", b"text/plain; charset=utf-8")], self._front().encode()
 
     def status(self) -> dict[str, Any]:
@@ -64,7 +72,7 @@ class Pages:
             "totals": {
                 "requests": {str(code): count for code, count in sorted(self._by_code().items())},
                 "upstream_losses": dict(self._metrics.lost),
-                "resent": self._metrics.resent,
+                "resent": self._metrics.resent.total(),
                 "connections_cut": dict(self._policy.cut),
             },
             "draining": self._policy.draining,
@@ -81,10 +89,10 @@ class Pages:
         assert publication is not None
         return 200, [JSON_TYPE], _json({"status": "ok", "state": publication.state.value, "sentence": sentence_of(self._gate.view)})
 
-    def _metrics_page(self) -> Page:
+    async def _metrics_page(self) -> Page:
         if not self._config.metrics.enabled:
             raise Refused(404, "metrics_off", "metrics are switched off", hint="set [metrics] enabled = true")
-        return 200, [(b"content-type", CONTENT_TYPE)], self._metrics.render(self._gauges(), self._policy.cut)
+        return 200, [(b"content-type", CONTENT_TYPE)], await self._exposition.page()
 
     def _front(self) -> str:
         return (
@@ -114,20 +122,6 @@ class Pages:
         for (_, code), count in self._metrics.requests.items():
             totals[code] = totals.get(code, 0) + count
         return totals
-
-    def _gauges(self) -> Gauges:
-        view, slots = self._gate.view, self._relay.slots
-        state = view.publication.state if view.publication is not None else None
-        yield "requests_in_flight", "Requests accepted and not answered to the end.", len(self._inflight), {}
-        yield "queue_length", "Requests that wait for a slot or for the engine.", slots.queue_length + self._relay.reads.queue_length, {}
-        yield "slots_capacity", "Requests that the engine is given at once.", slots.capacity, {}
-        yield "slots_in_use", "Requests that the engine has.", slots.in_use, {}
-        yield "up", "1 while requests go to the engine.", float(self._gate.standing is Standing.OPEN), {}
-        yield "applianced_connected", "1 while applianced's control socket answers.", float(view.connected), {}
-        yield "engine_generation", "Counts engine lives.", view.publication.generation if view.publication is not None else 0, {}
-        for each in EngineState:
-            yield "engine_state", "1 for the state the engine is in.", float(each is state), {"state": each.value}
-        yield "build_info", "Always 1.", 1.0, {"version": __version__}
 
 
 def _json(document: dict[str, Any]) -> bytes:

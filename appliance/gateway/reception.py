@@ -91,6 +91,8 @@ class Reception:
         how = "usage" if account.usage is not None else "estimate"
         prompt = request.prompt_tokens if request.prompt_tokens is not None else account.prompt_tokens
         answer = account.answer_tokens if account.usage is not None or not request.notes.ids else len(request.notes.ids)
+        self._metrics.prompt_length.observe(prompt)
+        self._metrics.answer_length.observe(answer)
         self._metrics.tokens["in", how] += prompt
         self._metrics.tokens["out", how] += answer
         if key.name:

@@ -90,7 +90,7 @@ class Relay:
             self._metrics.queue_wait.observe(began_s - asked_s)
             if lost is not None:
                 request.waited_s += began_s - asked_s
-                self._metrics.resent += 1
+                self._metrics.resent["continued" if request.sent_bytes else "replayed"] += 1
             held_s: float | None = None
             try:
                 lost = await self._attempt(request, client)

@@ -258,6 +258,10 @@ class Schedule:
             order.append(ticket)
         return order
 
+    def by_level(self) -> tuple[int, ...]:
+        """How many of each class."""
+        return tuple(sum(len(line) for name in level.waiting for line in level.flows[name].lines.values()) for level in self._levels)
+
     def newest_of_largest(self) -> Ticket | None:
         """Of the flow with the most waiting, the one that came last."""
         if not self.counts:

@@ -22,6 +22,7 @@ from appliance.core.publication import Publication
 from appliance.gateway.app import App
 from appliance.gateway.connection import KEEP_ALIVE_S, ClientConnection, ConnectionPolicy
 from appliance.gateway.envelope import Refused
+from appliance.gateway.exposition import Exposition
 from appliance.gateway.fuse import Fuse
 from appliance.gateway.gate import Gate
 from appliance.gateway.inflight import InflightTable, load_key
@@ -32,6 +33,7 @@ from appliance.gateway.pages import Pages
 from appliance.gateway.reception import Reception
 from appliance.gateway.relay import Relay
 from appliance.gateway.report import Reporter
+from appliance.gateway.sources import Sources
 from appliance.listening import BACKLOG, url_of
 
 log = logging.getLogger("gateway")
@@ -57,7 +59,9 @@ class Server:
         metrics, inflight = Metrics(), InflightTable(load_key(state_dir))
         fuse = Fuse(config.admission, self._gate, metrics)
         self._relay = Relay(config, self._gate, fuse, inflight, self._reporter, metrics)
-        pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy)
+        self._sources = Sources(self._gate, AsyncControl(self._control_path))
+        exposition = Exposition(metrics, self._gate, self._relay, inflight, self._policy, self._sources)
+        pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy, exposition)
         reception = Reception(keys, config.admission, metrics)
         app = App(reception, fuse, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
         self._state = ServerState()
@@ -87,6 +91,7 @@ class Server:
                 task.cancel()
         self._gate.stop()
         self._reporter.close()
+        self._sources.close()
 
     def _accept(self) -> ClientConnection:
         return ClientConnection(self._policy, self._uvicorn, self._state)

@@ -303,6 +303,21 @@ class Upstream:
         except (UpstreamLost, Refused, TimeoutError):
             return False
 
+    async def page(self, path: str, max_bytes: int) -> str | None:
+        """The text that the engine gives for a path, over a connection of its own; None unless it says 200.
+
+        Raises:
+            UpstreamLost: it did not answer completely, or with more than `max_bytes`.
+            Refused: we ourselves have no file descriptor left.
+        """
+        async with self._asked(path) as connection:
+            parts: list[bytes] = []
+            while (data := await connection.read()) is not None:
+                parts.append(data)
+                if sum(map(len, parts)) > max_bytes:
+                    raise UpstreamLost(LossKind.GARBAGE, f"{path} has more than {max_bytes} bytes")
+            return b"".join(parts).decode("utf-8", "replace") if connection.status == 200 else None
+
     @contextlib.asynccontextmanager
     async def _asked(self, path: str) -> AsyncIterator[Connection]:
         connection = await self._connect()

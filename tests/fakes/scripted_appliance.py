@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from appliance.control.server import ControlServer, PublicationBoard
+from appliance.control.server import ControlServer, Handler, PublicationBoard
 from appliance.core.launch import Endpoint, EngineLimits
 from appliance.core.publication import Publication
 from appliance.core.states import EngineState
@@ -47,6 +47,8 @@ class ScriptedAppliance:
         self.run_dir = run_dir
         self.generation = 0
         self.reports: list[Mapping[str, Any]] = []
+        self.verbs: dict[str, Handler] = {}
+        """What the control socket answers besides reports, if set before `listen`."""
         self.limits = EngineLimits("fake", 4096, max_running, 4096 * max_running)
         self.incident_id: str | None = None
         self.board = PublicationBoard(self._publication(EngineState.PLANNING, None, "the engine is being planned"))
@@ -55,7 +57,7 @@ class ScriptedAppliance:
 
     async def listen(self) -> None:
         """Open the control socket."""
-        self.server = ControlServer(self.run_dir / "control.sock", {"report": self._report}, self.board)
+        self.server = ControlServer(self.run_dir / "control.sock", {"report": self._report, **self.verbs}, self.board)
         await self.server.start()
 
     async def hang_up(self) -> None:

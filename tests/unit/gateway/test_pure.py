@@ -18,7 +18,6 @@ from appliance.gateway.gate import STOPPED_HOLD_S, Standing, View, sentence_of, 
 from appliance.gateway.headers import downstream, legal_request_id, upstream_head
 from appliance.gateway.inflight import KEY_BYTES, fingerprint, load_key, new_request_id
 from appliance.gateway.intake import facts_of
-from appliance.gateway.metrics import Distribution, Metrics
 from appliance.gateway.routes import PAGES, Kind, route_of
 
 SERVING = Publication(EngineState.SERVING, 3, Endpoint(port=1234), None, "serving", None)
@@ -178,26 +177,3 @@ def test_the_key_survives_and_a_broken_one_is_not_used(tmp_path: Path) -> None:
     assert len(load_key(tmp_path / "state")) == KEY_BYTES
     (tmp_path / "file").write_text("")
     assert len(load_key(tmp_path / "file")) == KEY_BYTES
-
-
-def test_a_distribution_counts_as_prometheus_does() -> None:
-    """Cumulative, bounds inclusive, the rest in +Inf."""
-    distribution = Distribution((1.0, 5.0))
-    for value in (0.5, 1.0, 3.0, 100.0):
-        distribution.observe(value)
-    samples = {sample.labels.get("le", sample.name): sample.value for sample in distribution.family("d", "text").samples}
-    assert samples == {"1.0": 2, "5.0": 3, "+Inf": 4, "d_count": 4, "d_sum": 104.5}
-
-
-def test_the_text_of_metrics_is_what_prometheus_reads() -> None:
-    """Parsed by its own parser: names with our prefix, help on each."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    metrics = Metrics()
-    metrics.requests["/v1/*", 200] += 2
-    metrics.lost["reset"] += 1
-    text = metrics.render([("up", "1 while open.", 1.0, {}), ("engine_state", "s", 0.0, {"state": 'a"b\n'})], {"slow_head": 3}).decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert all(name.startswith("appliance_") and family.documentation for name, family in families.items())
-    assert families["appliance_requests"].samples[0].value == 2
-    assert families["appliance_engine_state"].samples[0].labels == {"state": 'a"b\n'}

@@ -1,0 +1,195 @@
+"""Numbers that others have, fetched when somebody scrapes: the engine's own metrics, and what applianced says of itself.
+
+Whoever does not answer in time is left out of that scrape. The engine's counters begin again with each life of it, as a
+restarted process's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from appliance.control.client import AsyncControl
+from appliance.core.errors import ApplianceError
+from appliance.gateway.envelope import Refused
+from appliance.gateway.gate import Gate
+from appliance.gateway.upstream import UpstreamLost
+
+log = logging.getLogger("gateway.sources")
+
+DEADLINE_S = 1.0
+KEPT_S = 1.0
+"""Several who scrape at the same time cause one question."""
+PAGE_MAX_BYTES = 2 * 1024**2
+INCIDENTS_ASKED = 1000
+OURS = "appliance_engine_"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One of our names, and what it is called elsewhere. Of several label sets, `fold` makes one number."""
+
+    name: str
+    text: str
+    theirs: tuple[str, ...]
+    fold: Callable[[Iterable[float]], float] = sum
+    counts: bool = False
+
+
+SERIES = (
+    Series(
+        "running_requests",
+        "Requests that the engine decodes or prefills.",
+        ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing"),
+    ),
+    Series(
+        "waiting_requests",
+        "Requests that wait inside the engine.",
+        ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred"),
+    ),
+    Series(
+        "kv_used_ratio",
+        "How full the engine's KV cache is, from 0 to 1.",
+        ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio"),
+        max,
+    ),
+    Series(
+        "prompt_tokens",
+        "Prompt tokens prefilled.",
+        ("vllm:prompt_tokens", "sglang:prompt_tokens", "llamacpp:prompt_tokens"),
+        counts=True,
+    ),
+    Series(
+        "generated_tokens",
+        "Tokens produced.",
+        ("vllm:generation_tokens", "sglang:generation_tokens", "llamacpp:tokens_predicted"),
+        counts=True,
+    ),
+    Series("preemptions", "Sequences set back for want of KV blocks.", ("vllm:num_preemptions",), counts=True),
+)
+"""Counters stand here without their `_total`, which the parser takes off."""
+
+
+class Sources:
+    """Asks both, at most once a second."""
+
+    def __init__(self, gate: Gate, control: AsyncControl) -> None:
+        self._gate = gate
+        self._control = control
+        self._asking: asyncio.Task[list[Metric]] | None = None
+        self._asked_s = -KEPT_S
+        self._causes: tuple[object, Counter[str]] = (None, Counter())
+
+    async def families(self) -> list[Metric]:
+        """What is known now."""
+        now_s = asyncio.get_running_loop().time()
+        if self._asking is None or (self._asking.done() and now_s - self._asked_s >= KEPT_S):
+            self._asked_s = now_s
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        return await asyncio.shield(self._asking)  # a scraper that leaves must not take the others' numbers with it
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        if self._asking is not None:
+            self._asking.cancel()
+        self._control.close()
+
+    async def _ask(self) -> list[Metric]:
+        engine, applianced = await asyncio.gather(self._engine(), self._applianced())
+        return [*engine, *applianced]
+
+    async def _engine(self) -> list[Metric]:
+        life = self._gate.life
+        page = None
+        if life is not None:
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    page = await life.upstream.page("/metrics", PAGE_MAX_BYTES)
+            except (UpstreamLost, Refused, TimeoutError) as error:
+                log.debug("the engine's metrics: %s", error)
+        families = [] if page is None else mapped(page)
+        answers = GaugeMetricFamily(
+            "appliance_engine_metrics_up", "1 when the engine's own metrics could be read.", float(page is not None)
+        )
+        return [answers, *families]
+
+    async def _applianced(self) -> list[Metric]:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                status = await self._control.ask("status")
+                return [*_of_status(status), await self._incidents(status.get("last_incident"))]
+        except (ApplianceError, TimeoutError) as error:
+            log.debug("applianced's status: %s", error)
+            return []
+
+    async def _incidents(self, last: object) -> Metric:
+        """Asked again only when there is a new one."""
+        newest = last.get("incident_id") if isinstance(last, dict) else last
+        if newest != self._causes[0]:
+            found = await self._control.ask("incidents", limit=INCIDENTS_ASKED) if newest else {}
+            self._causes = newest, Counter(_cause(incident) for incident in found.get("incidents", []))
+        family = GaugeMetricFamily("appliance_incidents", "Incidents that are remembered on this box, by cause.", labels=("cause",))
+        for cause, count in sorted(self._causes[1].items()):
+            family.add_metric((cause,), count)
+        return family
+
+
+def mapped(page: str) -> list[Metric]:
+    """The families of an engine's page under our names; what is ours already goes through as it is."""
+    try:
+        found = {family.name: family for family in text_string_to_metric_families(page)}
+    except ValueError as error:
+        log.debug("the engine's metrics are not Prometheus' text: %s", error)
+        return []
+    families = [family for name, family in found.items() if name.startswith(OURS)]
+    for series in SERIES:
+        source = next((found[name] for name in series.theirs if name in found), None)
+        if source is not None and source.samples and OURS + series.name not in found:
+            value = float(series.fold(sample.value for sample in source.samples))
+            kind = CounterMetricFamily if series.counts else GaugeMetricFamily
+            families.append(kind(OURS + series.name, series.text, value=value))
+    used, total = found.get("appliance_engine_kv_blocks_used"), found.get("appliance_engine_kv_blocks")
+    if used is not None and total is not None and total.samples and total.samples[0].value and used.samples:
+        ratio = used.samples[0].value / total.samples[0].value
+        families.append(GaugeMetricFamily("appliance_engine_kv_used_ratio", "How full the engine's KV cache is, from 0 to 1.", value=ratio))
+    return families
+
+
+def _of_status(status: dict[str, Any]) -> Iterable[Metric]:
+    rung, rungs, restarts = status.get("rung"), status.get("rungs"), status.get("restarts")
+    if isinstance(rung, dict) and isinstance(rung.get("index"), int):
+        yield GaugeMetricFamily("appliance_engine_rung", "The serving setting: 0 is as configured, higher is safer.", rung["index"])
+        yield from _of_plan(rung.get("plan"))
+    if isinstance(rungs, int):
+        yield GaugeMetricFamily("appliance_engine_rungs", "Serving settings that there are.", rungs)
+    if isinstance(restarts, int):
+        yield CounterMetricFamily("appliance_engine_restarts", "Engine lives beyond the first since applianced started.", restarts)
+    sensors = status.get("sensors")
+    if isinstance(sensors, dict):
+        family = GaugeMetricFamily("appliance_sensor_up", "1 while this source of evidence works.", labels=("sensor",))
+        for name, sensor in sorted(sensors.items()):
+            family.add_metric((name,), float(isinstance(sensor, dict) and sensor.get("ok") is True))
+        yield family
+
+
+def _of_plan(plan: object) -> Iterable[Metric]:
+    """The memory plan of the rung, a series a term."""
+    if isinstance(plan, dict):
+        family = GaugeMetricFamily("appliance_plan_bytes", "The memory plan of the rung, of one card, by term.", labels=("term",))
+        for name, value in plan.items():
+            if name.endswith("_bytes") and isinstance(value, int):
+                family.add_metric((name.removesuffix("_bytes"),), value)
+        yield family
+
+
+def _cause(incident: object) -> str:
+    diagnosis = incident.get("diagnosis") if isinstance(incident, dict) else None
+    cause = diagnosis.get("cause") if isinstance(diagnosis, dict) else None
+    return cause if isinstance(cause, str) else "unknown"
