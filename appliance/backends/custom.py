@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from appliance.backends.environment import engine_environment
-from appliance.backends.ladder import halving_ladder
 from appliance.backends.native import PROOF, served_name
-from appliance.backends.protocol import ProofRequest
+from appliance.backends.protocol import ProofRequest, configured_rung
 from appliance.config.schema import Config
 from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
@@ -30,14 +28,14 @@ class CustomBackend:
     version = ""
     uses_gpu = True
 
-    def ladder(self, config: Config) -> tuple[Rung, ...]:
-        """Only the rungs that change what the command takes from them: the others would be the same command again."""
+    def first_rung(self, config: Config) -> Rung:
+        """As configured."""
+        return configured_rung(config, config.engine.context_length_tokens, "auto")
+
+    def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
+        """What its command takes."""
         command = " ".join((*config.engine.command, *config.engine.extra_args))
-        used = [value for word, value in RUNG_WORDS.items() if word in command]
-        different: dict[tuple[int, ...], Rung] = {}
-        for rung in halving_ladder(config, config.engine.context_length_tokens, "auto"):
-            different.setdefault(tuple(value(rung) for value in used), rung)
-        return tuple(replace(rung, index=index) for index, rung in enumerate(different.values()))
+        return tuple(value(rung) for word, value in RUNG_WORDS.items() if word in command)
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """The command with its {words} filled in."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.backends.environment import engine_environment
-from appliance.backends.ladder import halving_ladder
-from appliance.backends.protocol import ProofRequest
+from appliance.backends.protocol import ProofRequest, configured_rung
 from appliance.config.runtimes import launch_python
 from appliance.config.schema import Config
 from appliance.core.errors import ModelError
@@ -38,9 +37,13 @@ class NativeBackend:
         except importlib.metadata.PackageNotFoundError:
             return ""
 
-    def ladder(self, config: Config) -> tuple[Rung, ...]:
-        """Halving: the CPU engine's memory is the KV pool of the configuration, which the engine checks at its start."""
-        return halving_ladder(config, _configured_context(config), "float32")
+    def first_rung(self, config: Config) -> Rung:
+        """Memory is the KV pool of the configuration, which the engine checks at its start."""
+        return configured_rung(config, _configured_context(config), "float32")
+
+    def told(self, config: Config, rung: Rung) -> tuple[object, ...]:  # noqa: ARG002 - the protocol's
+        """Three numbers."""
+        return (rung.context_length_tokens, rung.prefill_chunk_tokens, rung.max_running)
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """Raises ModelError."""

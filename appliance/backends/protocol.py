@@ -21,6 +21,18 @@ class ProofRequest:
     accepts: Callable[[Mapping[str, Any]], bool]
 
 
+def configured_rung(config: Config, context_length_tokens: int, kv_dtype: str) -> Rung:
+    """Rung 0, for engines whose settings are those of the configuration. A context of 0 is one that nobody knows."""
+    return Rung(
+        index=0,
+        mem_fraction=config.budget.mem_fraction,
+        context_length_tokens=context_length_tokens,
+        prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
+        max_running=config.engine.max_running,
+        kv_dtype=kv_dtype,
+    )
+
+
 class Backend(Protocol):
     """One engine. Stateless: everything is a function of the configuration and the rung."""
 
@@ -36,8 +48,11 @@ class Backend(Protocol):
     def uses_gpu(self) -> bool:
         """Whether it computes on a card where there is one: then the card is waited for, and its loss is the engine's."""
 
-    def ladder(self, config: Config) -> tuple[Rung, ...]:
-        """Index 0 is what the owner configured; each later one asks for less."""
+    def first_rung(self, config: Config) -> Rung:
+        """What the owner configured; the supervisor's ladder goes down from it."""
+
+    def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
+        """What of a rung reaches the engine: two rungs of which it is told the same are one command."""
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """The command line of one life.

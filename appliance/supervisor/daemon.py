@@ -32,6 +32,7 @@ from appliance.supervisor.hang import HangLimits
 from appliance.supervisor.history import History
 from appliance.supervisor.hook import run_hook
 from appliance.supervisor.incidents import IncidentStore, Memory
+from appliance.supervisor.ladder import ladder_of
 from appliance.supervisor.life import EngineLife, Surroundings
 from appliance.supervisor.log_ring import LogLine, LogRing
 from appliance.supervisor.machine import MachineState, Purpose, publication_of, step
@@ -221,7 +222,7 @@ class Supervisor:
     # -- starting --------------------------------------------------------------------------------------------------------
 
     def _first_state(self) -> MachineState:
-        ladder = self.backend.ladder(self.config)
+        ladder = ladder_of(self.backend, self.config)
         memory = self.store.load()
         # Another configuration is another story: what failed under the old one is not held against the new one.
         history = memory.history if memory.settings == fingerprint(self.config) else History()
@@ -298,7 +299,7 @@ class Supervisor:
         """Take over what can be taken over; says what changed and when it counts."""
         found = changes(self.config, config)
         self.config = merged(self.config, config)
-        self.post(ev.SettingsChanged(MachineSettings.of(self.config), self.backend.ladder(self.config)))
+        self.post(ev.SettingsChanged(MachineSettings.of(self.config), ladder_of(self.backend, self.config)))
         return found
 
     @property

@@ -14,6 +14,7 @@ from appliance.backends import backend_of
 from appliance.config.schema import Config, EngineTable, ModelTable
 from appliance.core.errors import ModelError
 from appliance.engine.__main__ import parse_arguments, settings_of
+from tests.unit.supervisor.machine_cases import make_rung
 
 
 def make_model(folder: Path, **config: object) -> Path:
@@ -34,24 +35,22 @@ def test_the_engine_understands_the_native_command_line(tmp_path: Path) -> None:
     """Every option of the argv is one that `python -m appliance.engine` takes, with the value of the rung."""
     config = native(make_model(tmp_path / "m"), threads=2, prefill_chunk_tokens=64, max_running=4)
     backend = backend_of(config)
-    rung = backend.ladder(config)[2]
+    rung = replace(backend.first_rung(config), index=2, prefill_chunk_tokens=32, max_running=2)
     spec = backend.launch_spec(config, rung, 7, tmp_path)
     assert spec.argv[:3] == (sys.executable, "-m", "appliance.engine")
     assert str(spec.endpoint) == f"unix:{tmp_path}/engine-7.sock"
     settings = settings_of(parse_arguments(spec.argv[3:]))
     assert (settings.model_path, settings.model_name, settings.threads) == ((tmp_path / "m").resolve(), "demo", 2)
     assert (settings.prefill_chunk_tokens, settings.max_running, settings.context_length_tokens) == (32, 2, 0)
-    assert (
-        settings_of(parse_arguments(backend.launch_spec(config, backend.ladder(config)[3], 8, tmp_path).argv[3:])).context_length_tokens
-        == 1024
-    )
+    argv = backend.launch_spec(config, replace(rung, context_length_tokens=1024), 8, tmp_path).argv
+    assert settings_of(parse_arguments(argv[3:])).context_length_tokens == 1024
 
 
 def test_rung_zero_leaves_the_context_to_the_engine(tmp_path: Path) -> None:
     """As configured means as configured, on every rung that does not touch it: 0 is resolved by the engine, which knows its KV pool."""
     config = native(make_model(tmp_path / "m"))
     backend = backend_of(config)
-    argv = backend.launch_spec(config, backend.ladder(config)[0], 1, tmp_path).argv
+    argv = backend.launch_spec(config, backend.first_rung(config), 1, tmp_path).argv
     assert argv[argv.index("--context-length") + 1] == "0"
 
 
@@ -61,7 +60,7 @@ def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     config = native(make_model(tmp_path / "m"))
     backend = backend_of(config)
-    env = backend.launch_spec(config, backend.ladder(config)[0], 1, tmp_path).env
+    env = backend.launch_spec(config, backend.first_rung(config), 1, tmp_path).env
     assert set(env) <= {
         "PATH",
         "LANG",
@@ -75,23 +74,6 @@ def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     }
     assert env["PYTHONSAFEPATH"] == "1"
     assert env["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
-
-
-def test_each_rung_asks_for_less(tmp_path: Path) -> None:
-    """Chunk, then sequences, then context are halved, twice round; each rung says what it gives up and what it gains."""
-    config = native(make_model(tmp_path / "m"))
-    ladder = backend_of(config).ladder(config)
-    assert [rung.index for rung in ladder] == list(range(7))
-    assert [(rung.prefill_chunk_tokens, rung.max_running, rung.context_length_tokens) for rung in ladder] == [
-        (256, 8, 2048), (128, 8, 2048), (128, 4, 2048), (128, 4, 1024), (64, 4, 1024), (64, 2, 1024), (64, 2, 512),
-    ]  # fmt: skip
-    assert all(rung.gives_up and rung.gains for rung in ladder[1:])
-
-
-def test_rungs_that_would_change_nothing_are_left_out(tmp_path: Path) -> None:
-    """One sequence cannot be halved, nor can a chunk of 16, nor an unknown context."""
-    config = native(tmp_path / "missing", prefill_chunk_tokens=16, max_running=1)
-    assert len(backend_of(config).ladder(config)) == 1
 
 
 @pytest.mark.parametrize(
@@ -110,7 +92,7 @@ def test_a_model_that_cannot_be_served_is_named(tmp_path: Path, break_it: object
     path = break_it(folder)  # type: ignore[operator]
     config = replace(Config(), model=ModelTable(path=path))
     with pytest.raises(ModelError) as caught:
-        backend_of(config).launch_spec(config, backend_of(config).ladder(config)[0], 1, tmp_path)
+        backend_of(config).launch_spec(config, backend_of(config).first_rung(config), 1, tmp_path)
     for word in words:
         assert word in str(caught.value)
 
@@ -124,7 +106,7 @@ def test_a_custom_command_is_filled_in(tmp_path: Path) -> None:
     """Its words in braces become the address and the rung's values; other braces stay."""
     config = custom("srv", "--uds", "{socket}", "-c={context_length}", '{"a": 1}', context_length_tokens=4096, extra_args=("-v",))
     backend = backend_of(config)
-    spec = backend.launch_spec(config, backend.ladder(config)[0], 2, tmp_path)
+    spec = backend.launch_spec(config, backend.first_rung(config), 2, tmp_path)
     assert spec.argv == ("srv", "--uds", f"{tmp_path}/engine-2.sock", "-c=4096", '{"a": 1}', "-v")
     assert spec.engine == "custom"
 
@@ -133,14 +115,13 @@ def test_a_custom_engine_may_listen_on_a_port(tmp_path: Path) -> None:
     """{port} becomes a free loopback port, and the endpoint is that port."""
     config = custom("srv", "--port={port}")
     backend = backend_of(config)
-    spec = backend.launch_spec(config, backend.ladder(config)[0], 1, tmp_path)
+    spec = backend.launch_spec(config, backend.first_rung(config), 1, tmp_path)
     assert spec.argv == ("srv", f"--port={spec.endpoint.port}")
     assert spec.endpoint.port
 
 
-def test_a_custom_ladder_has_only_rungs_that_differ() -> None:
-    """A command that takes nothing of the rung would be restarted unchanged under another name."""
-    assert len(backend_of(custom("srv", "{socket}")).ladder(custom("srv", "{socket}"))) == 1
-    config = custom("srv", "{socket}", "{max_running}", max_running=8)
-    ladder = backend_of(config).ladder(config)
-    assert [(rung.index, rung.max_running) for rung in ladder] == [(0, 8), (1, 4), (2, 2)]
+def test_a_custom_engine_is_told_what_its_command_takes() -> None:
+    """A command that takes nothing of the rung is the same on every rung."""
+    backend, rung = backend_of(custom("srv", "{socket}")), make_rung(max_running=5, context_length_tokens=77)
+    assert backend.told(custom("srv", "{socket}"), rung) == ()
+    assert backend.told(custom("srv", "-n={max_running}", extra_args=("{context_length}",)), rung) == (77, 5)

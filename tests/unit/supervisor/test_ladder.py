@@ -1,0 +1,47 @@
+"""The rungs of a configuration: the planner's, as far as the engine can tell them apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from appliance.backends import backend_of
+from appliance.config.schema import Config, EngineTable, ModelTable
+from appliance.core.plan import Rung
+from appliance.supervisor.ladder import ladder_of
+
+
+def rungs(config: Config) -> tuple[Rung, ...]:
+    """Of the configured backend."""
+    return ladder_of(backend_of(config), config)
+
+
+def native(folder: Path, **engine: object) -> Config:
+    """A configuration of the built-in engine."""
+    return replace(Config(), model=ModelTable(path=str(folder)), engine=replace(EngineTable(), **engine))  # type: ignore[arg-type]
+
+
+def test_each_rung_asks_for_less_and_says_what_it_costs(tmp_path: Path) -> None:
+    """From what is configured down to one sequence at a time; nothing ever asks for more; no two are the same."""
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 8192}')
+    ladder = rungs(native(tmp_path))
+    settings = [(rung.prefill_chunk_tokens, rung.max_running, rung.context_length_tokens) for rung in ladder]
+    assert [rung.index for rung in ladder] == list(range(len(ladder)))
+    assert settings[:4] == [(256, 8, 8192), (128, 8, 8192), (128, 4, 8192), (128, 4, 4096)]
+    assert ladder[-1].max_running == 1
+    assert len(set(settings)) == len(settings)
+    assert all(all(after <= before for after, before in zip(*pair, strict=True)) for pair in zip(settings[1:], settings, strict=False))
+    assert all(rung.gives_up and rung.gains for rung in ladder[1:])
+
+
+def test_what_cannot_be_less_ends_the_ladder(tmp_path: Path) -> None:
+    """One sequence, the smallest chunk, a context that nobody knows: there is only what is configured."""
+    assert len(rungs(native(tmp_path / "missing", prefill_chunk_tokens=16, max_running=1))) == 1
+
+
+def test_rungs_that_would_be_the_same_command_are_one() -> None:
+    """Somebody's own engine that takes one number of the rung has as many rungs as that number has values; one that takes none has one."""
+    engine = EngineTable(backend="custom", command=("srv", "{socket}"))
+    assert len(rungs(replace(Config(), engine=engine))) == 1
+    ladder = rungs(replace(Config(), engine=replace(engine, command=("srv", "{socket}", "{max_running}"), max_running=8)))
+    assert [(rung.index, rung.max_running) for rung in ladder] == [(0, 8), (1, 4), (2, 2), (3, 1)]
