@@ -10,6 +10,7 @@ Token n of an answer is " t<n>", so a test knows every byte to expect. `POST /fa
     {"kind": "hang"}                          blocks its loop: nothing is answered, SIGTERM neither
     {"kind": "deaf"}                          closes its socket and stays alive
     {"kind": "refuse"}                        answers /health and gives 500 to every prompt
+    {"kind": "script", "steps": [...]}        several of these in turn; {"kind": "wait", "s": 65} among them
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class FakeEngine:
         elif path == "/fault":
             answer(writer, 200, {"ok": True})
             await writer.drain()
-            self.break_by(body)
+            for step in body["steps"] if body["kind"] == "script" else [body]:
+                await asyncio.sleep(step.get("s", 0))
+                self.break_by(step)
         elif self.refusing:
             answer(writer, 500, {"error": {"message": "CUDA error", "type": "server_error", "param": None, "code": None}})
         elif path in ("/generate", "/v1/completions", "/v1/chat/completions"):
