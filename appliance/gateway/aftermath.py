@@ -12,7 +12,7 @@ from appliance.gateway.exchange import cannot_go_on
 from appliance.gateway.gate import RETRY_AFTER_UNKNOWN_S, Gate, Life, Standing
 from appliance.gateway.inflight import InflightTable, LiveRequest
 from appliance.gateway.quarantine import Quarantine
-from appliance.gateway.resume import Loss, Verdict, after_loss
+from appliance.gateway.resume import Loss, Verdict, after_loss, chance_of_death
 from appliance.gateway.trials import Trials
 from appliance.gateway.upstream import LossKind, UpstreamLost
 
@@ -44,7 +44,7 @@ class Aftermath:
         if self._quarantine and request.takes_slot:
             refused = self._quarantine.refusal(self._inflight.fingerprint_of(request))
             if refused is not None:
-                request.losses.crashes.clear()
+                request.losses.acquit()
                 raise refused
 
     def close(self, request: LiveRequest, *, answered: bool) -> None:
@@ -59,13 +59,18 @@ class Aftermath:
         """How much longer it may wait for an engine."""
         return max(0.0, self._resume.max_wait_s - request.waited_s)
 
-    async def judge(self, request: LiveRequest, lost: UpstreamLost, *, alone: bool) -> None:
-        """Return when the request may be given to an engine again. Raises Refused."""
+    async def judge(self, request: LiveRequest, lost: UpstreamLost, alone_s: float | None) -> None:
+        """Return when the request may be given to an engine again. `alone_s`: for how long it had had this one to itself.
+
+        Raises:
+            Refused: it may not.
+        """
         if lost.kind is LossKind.SET_ASIDE:
             return
         life = request.lost_life
-        alone = await self._count(request, life, alone=alone) and alone
-        facts = Loss(request.resumability, request.losses, alone, request.waited_s)
+        if life is not None:
+            await self._count(request, life, alone_s)
+        facts = Loss(request.resumability, request.losses, request.waited_s)
         verdict = after_loss(facts, max_attempts=self._resume.max_attempts, max_wait_s=self._resume.max_wait_s)
         if verdict is Verdict.QUARANTINE and life is not None:
             await self._convict(request, life)
@@ -75,24 +80,24 @@ class Aftermath:
             await (self._gate.incident_of(life, NEWS_WAIT_S) if life is not None else self._gate.news(NEWS_WAIT_S))
         raise self._failed(request, lost, verdict)
 
-    async def _count(self, request: LiveRequest, life: Life | None, *, alone: bool) -> bool:
-        """Add it to the request's losses; a stop that was asked for is none. True: the engine died, as far as it matters and is known."""
-        if life is None:
-            return False
+    async def _count(self, request: LiveRequest, life: Life, alone_s: float | None) -> None:
+        """Add it to the request's losses, as far as it is one: a stop that was asked for is none, a broken connection is no crash."""
         if life.leaving:
             request.lost_life = None
-            return False
-        request.losses.add(life.generation)
-        if not alone and not request.losses.suspected:
-            return True  # should it turn out to live, `survived` takes it back
+            return
+        losses = request.losses
+        losses.add(life.generation)
+        if alone_s is None and not losses.suspected:
+            return  # should it turn out to live, `survived` takes it back
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         over = await self._gate.judged(life, self.patience_s(request))
         request.waited_s += loop.time() - began_s
         if not over:
-            request.losses.survived()
+            losses.survived()
             request.lost_life = None
-        return over
+        elif alone_s is not None and losses.suspected:
+            losses.chances.append(chance_of_death(self._gate.deaths, losses.crashes, alone_s))
 
     async def _convict(self, request: LiveRequest, life: Life) -> NoReturn:
         incident_id = await self._gate.incident_of(life, INCIDENT_WAIT_S)
@@ -100,7 +105,8 @@ class Aftermath:
         refused = self._quarantine.convict(fingerprint, len(request.losses.crashes), incident_id)
         log.error("request %s is quarantined (fingerprint %s): %s", request.request_id, fingerprint, refused.message)
         self._trials.convicted(request, self._inflight.fingerprint_of, refused)
-        request.losses.crashes.clear()
+        self._gate.explained(request.losses.crashes)
+        request.losses.acquit()  # it has been sentenced for these
         raise refused
 
     def _failed(self, request: LiveRequest, lost: UpstreamLost, verdict: Verdict) -> Refused:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from appliance.core.launch import ContinuesBy
 from appliance.core.publication import Publication
 from appliance.core.states import ANSWERING, EngineState
 from appliance.gateway.envelope import Refused
+from appliance.gateway.resume import Death
 from appliance.gateway.upstream import LossKind, Upstream, UpstreamLost
 
 log = logging.getLogger("gateway.gate")
@@ -32,6 +34,7 @@ OLD_LIFE_GRACE_S = 1.0
 STOPPED_HOLD_S = 30.0
 """A stop that is followed by a start within this is a restart, and clients are held over it."""
 RETRY_AFTER_UNKNOWN_S = 5.0
+DEATHS_KEPT = 100
 
 
 class Standing(enum.Enum):
@@ -96,11 +99,13 @@ class Life:
         continues_by: how it goes on with answers that an earlier life began.
         last_incident_id: before it.
         lost: requests have lost it, and it has not proved itself since.
+        since_s: on the loop's clock, when we heard of it.
         leaving: it is being stopped on purpose: its end is no crash.
     """
 
     generation: int
     upstream: Upstream
+    since_s: float
     continues_by: ContinuesBy = ContinuesBy.REPLAY
     last_incident_id: str | None = None
     lost: bool = False
@@ -108,11 +113,16 @@ class Life:
 
 
 class Gate:
-    """Owns the view and the current life. `changed` is called after every change that may move the standing."""
+    """Owns the view and the current life. `changed` is called after every change that may move the standing.
+
+    Attributes:
+        deaths: of the last lives that were not asked to end.
+    """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self.view = View()
         self.life: Life | None = None
+        self.deaths: deque[Death] = deque(maxlen=DEATHS_KEPT)
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._prober: asyncio.Task[None] | None = None
@@ -194,6 +204,11 @@ class Gate:
             self._doubt(life, str(loss), NOT_READY_PAUSE_S if loss.kind is LossKind.NOT_READY else 0.0)
         return first
 
+    def explained(self, generations: list[int]) -> None:
+        """These died of one request. They say nothing about the next one."""
+        for death in [death for death in self.deaths if death.generation in generations]:
+            self.deaths.remove(death)
+
     def stop(self) -> None:
         """End all tasks and the current life."""
         self._cancel(self._prober)
@@ -237,10 +252,13 @@ class Gate:
             reason = f"generation {self.life.generation} is over: {publication.reason}"
             # Its sockets break by themselves when the process goes; this is for a process that cannot be killed.
             self._loop.call_later(OLD_LIFE_GRACE_S, self.life.upstream.end, reason)
+            if not self.life.leaving:
+                self.deaths.append(Death(self.life.generation, self._loop.time() - self.life.since_s))
         self.life = None
         if publication.endpoint is not None:
             continues_by = publication.limits.continues_by if publication.limits is not None else ContinuesBy.REPLAY
-            self.life = Life(publication.generation, Upstream(publication.endpoint), continues_by, publication.incident_id)
+            upstream = Upstream(publication.endpoint)
+            self.life = Life(publication.generation, upstream, self._loop.time(), continues_by, publication.incident_id)
 
     def _note_stop(self, publication: Publication) -> None:
         if publication.state is not EngineState.STOPPED:

@@ -99,12 +99,12 @@ class Relay:
                     return
             finally:
                 request.generation = 0
-                alone = self.trials.leave(request)
+                alone_s = self.trials.leave(request)
                 lane.release(request.ticket, held_s)
                 self._settle_trials()
             if lost.kind is not LossKind.SET_ASIDE and request.resumability is not Resumability.FAIL:
                 client.say(sse.RESTARTING_COMMENT)
-            await self._aftermath.judge(request, lost, alone=alone)
+            await self._aftermath.judge(request, lost, alone_s)
 
     async def _attempt(self, request: LiveRequest, client: Client) -> UpstreamLost | None:
         life = self._gate.life

@@ -5,12 +5,15 @@ which an engine that continues by ids goes on; or the same body again with what 
 
 And who is to blame. A request that was with two engines in a row when they died, and got no further in the second, is
 suspected: it is tried alone, and if an engine dies with it alone, it is quarantined. What got further is not suspected:
-a poison cannot get past the place where it kills.
+a poison cannot get past the place where it kills. And where engines die all the time, without this request as well, one
+death proves nothing: it is tried alone again until chance explains its deaths in one case out of ten thousand.
 """
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from appliance.core.launch import ContinuesBy
@@ -18,6 +21,8 @@ from appliance.core.requests import Resumability
 
 SUSPECT_AFTER = 2
 """Engines in a row that died while a request got no further; from then on it is tried alone."""
+PROOF = 1e-4
+"""A request is guilty when its engines' deaths, alone with it, are less likely than this to have come by chance."""
 LIVES_MAX = 100
 """However far it gets each time: a request that takes more lives than this is not worth it."""
 
@@ -58,16 +63,23 @@ class Losses:
         lives: all of them.
         fruitless: those in a row, up to now, since it last got further; died or not.
         crashes: of these, the generations that died. (One in which it did get further, and died later, is the first.)
+        chances: for each of these that died while it had nothing else, how likely it was to die then in any case.
     """
 
     lives: int = 0
     fruitless: int = 0
     crashes: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
 
     def got_further(self) -> None:
         """Whatever the engines before died of, it was not that this request could not get past that place."""
         self.fruitless = 0
+        self.acquit()
+
+    def acquit(self) -> None:
+        """The crashes had another cause."""
         self.crashes.clear()
+        self.chances.clear()
 
     def add(self, generation: int) -> None:
         """One more; it has died, as far as we know."""
@@ -85,6 +97,11 @@ class Losses:
         """It is to be tried alone."""
         return len(self.crashes) >= SUSPECT_AFTER
 
+    @property
+    def proved(self) -> bool:
+        """It kills engines."""
+        return self.suspected and bool(self.chances) and math.prod(self.chances) < PROOF
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -92,27 +109,51 @@ class Loss:
 
     Attributes:
         resumability: of the request.
-        alone: no other request was with this engine, and it died.
         waited_s: since its first loss.
     """
 
     resumability: Resumability
     losses: Losses
-    alone: bool
     waited_s: float
 
 
 def after_loss(loss: Loss, *, max_attempts: int, max_wait_s: float) -> Verdict:
-    """`max_attempts` losses in a row without getting any further are forgiven; the next one is not."""
-    if loss.alone and loss.losses.suspected:
+    """`max_attempts` losses in a row without getting any further are forgiven; the next one is not, unless it may well be chance."""
+    losses = loss.losses
+    if losses.proved:
         return Verdict.QUARANTINE
     if loss.resumability is Resumability.FAIL:
         return Verdict.FAIL_SENT
-    if loss.losses.fruitless > max_attempts or loss.losses.lives > LIVES_MAX:
+    if losses.fruitless - len(losses.chances) > max_attempts or losses.lives > LIVES_MAX:
         return Verdict.FAIL_ATTEMPTS
     if loss.waited_s > max_wait_s:
         return Verdict.FAIL_WAITED
-    return Verdict.ALONE if loss.losses.suspected else Verdict.AGAIN
+    return Verdict.ALONE if losses.suspected else Verdict.AGAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Of an engine that was not asked to end.
+
+    Attributes:
+        served_s: how long it had served.
+    """
+
+    generation: int
+    served_s: float
+
+
+def chance_of_death(deaths: Iterable[Death], own: Iterable[int], for_s: float) -> float:
+    """How likely an engine is to die within so long by what it also dies of without this request.
+
+    Args:
+        deaths: the last ones.
+        own: generations that died with this request; those say nothing about the others.
+    """
+    known = list(deaths)
+    others = len([death for death in known if death.generation not in set(own)])
+    served_s = sum(death.served_s for death in known)
+    return 1 - math.exp(-others / served_s * for_s) if others and served_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Trials:
         self._suspects: list[_Suspect] = []
         self._tried: set[LiveRequest] = set()
         self._alone: LiveRequest | None = None
+        self._alone_since_s = 0.0
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -91,17 +92,17 @@ class Trials:
             self._suspects.remove(suspect)
             self._settle()
 
-    def leave(self, request: LiveRequest) -> bool:
-        """It is not with the engine any more. True: it was alone with it."""
+    def leave(self, request: LiveRequest) -> float | None:
+        """It is not with the engine any more. For how long it was alone with it; None where it was not."""
         if self._alone is not request:
-            return False
+            return None
         self._stop_timer()
         self._alone = None
-        return True
+        return self._loop.time() - self._alone_since_s
 
     def clear(self, request: LiveRequest) -> None:
         """It got further, or was alone for long enough: others may come in beside it."""
-        if self.leave(request):
+        if self.leave(request) is not None:
             log.info("request %s was tried alone, and the engine lives", request.request_id)
             self._tried.add(request)
             self._settle()
@@ -119,7 +120,7 @@ class Trials:
             if fingerprint_of(suspect.request) == fingerprint_of(culprit):
                 suspect.admitted.set_exception(refused)
             elif set(suspect.request.losses.crashes) <= explained:
-                suspect.request.losses.crashes.clear()
+                suspect.request.losses.acquit()
                 suspect.admitted.set_result(False)
 
     def review(self, *, engine_serves: bool) -> None:
@@ -145,6 +146,7 @@ class Trials:
     def _begin(self, suspect: _Suspect) -> None:
         self._closed = False
         self._alone = suspect.request
+        self._alone_since_s = self._loop.time()
         suspect.admitted.set_result(True)
         self._start_timer(ALONE_MAX_S, lambda: self.clear(suspect.request))
 
@@ -169,8 +171,7 @@ def _never_tried(request: LiveRequest, patience_s: float) -> Refused:
     return Refused(
         503,
         "engine_lost_repeatedly",
-        f"{len(request.losses.crashes)} engines died while they had this request;"
-        f" it could not be tried alone within {patience_s:.0f} s",
+        f"{len(request.losses.crashes)} engines died while they had this request; it could not be tried alone within {patience_s:.0f} s",
         hint="send it again when there is less to do, or raise [resume] max_wait_s",
         retry_after_s=30,
     )

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from appliance.core.launch import ContinuesBy
 from appliance.core.requests import Resumability
 from appliance.gateway.quarantine import KEPT_MAX, SUSPICION_TTL_S, Quarantine
-from appliance.gateway.resume import LIVES_MAX, Loss, Losses, Progress, Verdict, Way, after_loss, way_on
+from appliance.gateway.resume import LIVES_MAX, Death, Loss, Losses, Progress, Verdict, Way, after_loss, chance_of_death, way_on
 
 REPLAY, CONTINUE, FAIL = Resumability.REPLAY, Resumability.CONTINUE, Resumability.FAIL
 
 
-def lost(*, fruitless: int = 1, crashes: int = 0, lives: int = 1) -> Losses:
-    """A request that has lost so many."""
-    return Losses(lives, fruitless, list(range(crashes)))
+def lost(*chances: float, fruitless: int = 1, crashes: int = 0, lives: int = 1) -> Losses:
+    """A request that has lost so many; `chances`: of those that died alone with it."""
+    return Losses(lives, fruitless, list(range(crashes)), list(chances))
 
 
 @pytest.mark.parametrize(
     ("loss", "verdict"),
     [
-        (Loss(REPLAY, lost(), False, 0.0), Verdict.AGAIN),
-        (Loss(CONTINUE, lost(crashes=1), False, 299.0), Verdict.AGAIN),
-        (Loss(FAIL, lost(), False, 0.0), Verdict.FAIL_SENT),
-        (Loss(REPLAY, lost(fruitless=3), False, 0.0), Verdict.FAIL_ATTEMPTS),
-        (Loss(REPLAY, lost(lives=LIVES_MAX + 1), False, 0.0), Verdict.FAIL_ATTEMPTS),
-        (Loss(REPLAY, lost(), False, 301.0), Verdict.FAIL_WAITED),
-        (Loss(CONTINUE, lost(fruitless=2, crashes=2), False, 0.0), Verdict.ALONE),
-        (Loss(CONTINUE, lost(fruitless=3, crashes=3), True, 0.0), Verdict.QUARANTINE),
-        (Loss(FAIL, lost(fruitless=3, crashes=3), True, 0.0), Verdict.QUARANTINE),
-        (Loss(CONTINUE, lost(fruitless=1, crashes=1), True, 0.0), Verdict.AGAIN),  # alone, but it had got further
+        (Loss(REPLAY, lost(), 0.0), Verdict.AGAIN),
+        (Loss(CONTINUE, lost(crashes=1), 299.0), Verdict.AGAIN),
+        (Loss(FAIL, lost(), 0.0), Verdict.FAIL_SENT),
+        (Loss(REPLAY, lost(fruitless=3), 0.0), Verdict.FAIL_ATTEMPTS),
+        (Loss(REPLAY, lost(lives=LIVES_MAX + 1), 0.0), Verdict.FAIL_ATTEMPTS),
+        (Loss(REPLAY, lost(), 301.0), Verdict.FAIL_WAITED),
+        (Loss(CONTINUE, lost(fruitless=2, crashes=2), 0.0), Verdict.ALONE),
+        (Loss(CONTINUE, lost(0.0, fruitless=3, crashes=3), 0.0), Verdict.QUARANTINE),
+        (Loss(FAIL, lost(0.0, fruitless=3, crashes=3), 0.0), Verdict.QUARANTINE),
+        (Loss(CONTINUE, lost(0.1, fruitless=3, crashes=3), 0.0), Verdict.ALONE),  # engines die all the time
+        (Loss(CONTINUE, lost(0.1, 0.1, 0.1, 0.05, fruitless=6, crashes=6), 0.0), Verdict.QUARANTINE),
+        (Loss(CONTINUE, lost(0.1, fruitless=4, crashes=2), 0.0), Verdict.FAIL_ATTEMPTS),
     ],
 )
 def test_what_becomes_of_a_request_that_lost_its_engine(loss: Loss, verdict: Verdict) -> None:
@@ -43,7 +47,7 @@ def test_a_request_that_gets_further_each_time_is_never_suspected() -> None:
     for generation in range(LIVES_MAX):
         losses.got_further()
         losses.add(generation)
-        assert after_loss(Loss(CONTINUE, losses, False, 0.0), max_attempts=2, max_wait_s=300.0) is Verdict.AGAIN
+        assert after_loss(Loss(CONTINUE, losses, 0.0), max_attempts=2, max_wait_s=300.0) is Verdict.AGAIN
     assert losses.crashes == [LIVES_MAX - 1]
 
 
@@ -65,6 +69,15 @@ def test_a_connection_that_broke_under_a_living_engine_is_no_crash() -> None:
     losses.add(1)
     losses.survived()
     assert (losses.fruitless, losses.crashes, losses.suspected) == (2, [], False)
+
+
+def test_the_chance_that_an_engine_dies_anyway() -> None:
+    """By how often it died without this request, in the time that it served."""
+    deaths = [Death(1, 10.0), Death(2, 10.0), Death(3, 10.0), Death(4, 10.0)]
+    assert chance_of_death(deaths, [1, 2, 3, 4], 5.0) == 0.0
+    assert chance_of_death(deaths, [3, 4], 1.0) == pytest.approx(1 - math.exp(-2 / 40))
+    assert chance_of_death(deaths, [3, 4], 1000.0) == pytest.approx(1.0)
+    assert chance_of_death([], [3, 4], 1000.0) == 0.0
 
 
 @pytest.mark.parametrize(
