@@ -96,7 +96,7 @@ def refuse_open(listeners: Iterable[socket.socket], *, allowed: bool) -> None:
         )
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, tls: bool = False) -> str:
     """The address that a client on this machine connects to."""
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return f"unix:{os.fsdecode(listener.getsockname())}"
@@ -104,7 +104,7 @@ def url_of(listener: socket.socket) -> str:
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_unspecified:
         address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
-    return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"
+    return f"{'https' if tls else 'http'}://{f'[{address}]' if address.version == 6 else address}:{port}"
 
 
 def _refusal(host: str, port: int, error: OSError) -> ApplianceError:

@@ -44,7 +44,7 @@ def run(place: Place, model_path: str | None, host: str | None, port: int | None
       appliancectl run --model /srv/models/my-model --port 8080
     """
     from appliance.cli.foreground.folders import check_run_dir, lock_state_dir, prepare_run_dir, prepare_state_dir
-    from appliance.listening import open_listener, refuse_open
+    from appliance.listening import open_listener, refuse_open, url_of
 
     named = [("model.path", model_path), ("gateway.host", host), ("gateway.port", port)]
     settings = [*assignments, *(f"{key}={value}" for key, value in named if value is not None)]
@@ -59,7 +59,8 @@ def run(place: Place, model_path: str | None, host: str | None, port: int | None
         if model is not None:
             settings.append(f"model.path={model}")
         arguments = _arguments(place, state_dir, run_dir, settings)
-        return _serve(config, arguments, run_dir, listener, _announcer(listener, model, place, state_dir))
+        url = url_of(listener, tls=bool(config.gateway.tls_certificate))
+        return _serve(config, arguments, run_dir, listener, _announcer(url, model, place, state_dir))
 
 
 def _model(config: Config, state_dir: Path) -> Path | None:
@@ -102,12 +103,9 @@ def _serve(
     return Session(members, feed, Output(sys.stdout.fileno(), coloured=coloured()), announce, listener).run()
 
 
-def _announcer(listener: socket.socket, model: Path | None, place: Place, state_dir: Path) -> Callable[[Publication], str | None]:
+def _announcer(url: str, model: Path | None, place: Place, state_dir: Path) -> Callable[[Publication], str | None]:
     """Says once, when the first engine serves, where it is and how to ask it."""
-    from appliance.listening import url_of
-
     started_s = time.monotonic()
-    url = url_of(listener)
     told = False
 
     def announce(publication: Publication) -> str | None:

@@ -197,6 +197,8 @@ def _contradictions(config: Config) -> Sequence[str]:
             f"supervisor.backoff_first_s = {supervisor.backoff_first_s:g} is above supervisor.backoff_max_s = "
             f"{supervisor.backoff_max_s:g}; lower the first wait or raise the longest"
         )
+    if bool(config.gateway.tls_certificate) != bool(config.gateway.tls_key):
+        found.append("gateway.tls_certificate and gateway.tls_key belong together; set both, or neither")
     if config.engine.backend == "custom" and not config.engine.command:
         found.append('engine.backend = "custom" needs engine.command; write the argument list that starts your engine')
     elif config.engine.backend == "custom" and not any(word in part for part in config.engine.command for word in ("{socket}", "{port}")):

@@ -119,6 +119,11 @@ class GatewayTable:
         False,
         "Listen on an address that other machines reach without API keys: whoever reaches it may use the model.",
     )
+    tls_certificate: str = key("", "PEM file with the certificate and its chain: the port then speaks TLS. Read again on SIGHUP.")
+    tls_key: str = key("", "PEM file with the certificate's key, without a passphrase.")
+    cors_origins: tuple[str, ...] = key(
+        (), 'Origins of web pages that may ask from a browser, such as "https://chat.example.org"; "*": any. Empty: none.'
+    )
     max_body_bytes: int = key(32 * 1024**2, "Larger request bodies are refused with 413.", unit="bytes", minimum=1024)
     header_timeout_s: float = key(
         10.0, "A client that has not sent its headers by then is disconnected.", unit="s", minimum=0.1, maximum=600

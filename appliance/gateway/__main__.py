@@ -21,7 +21,10 @@ from appliance.config.load import DEFAULT_PATH
 from appliance.core.errors import ApplianceError
 from appliance.gateway.keys import KeyRing
 from appliance.gateway.server import Server
-from appliance.listening import adopt_listener, open_listener, passed_listeners, refuse_open
+from appliance.gateway.tls import Tls
+from appliance.listening import adopt_listener, is_open_to_others, open_listener, passed_listeners, refuse_open
+
+log = logging.getLogger("gateway")
 
 RUN_DIR = Path("/run/llm-appliance")
 STATE_DIR = Path("/var/lib/llm-appliance")
@@ -36,17 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_config(_config_file(options.config), parse_overrides(options.set)).config
         listeners = _listeners(config, options.fd)
         keys = KeyRing(Path(config.gateway.api_keys_file) if config.gateway.api_keys_file else None)
+        tls = Tls(Path(config.gateway.tls_certificate), Path(config.gateway.tls_key)) if config.gateway.tls_certificate else None
         refuse_open(listeners, allowed=config.gateway.allow_open or keys.required)
     except ApplianceError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return int(error.exit_code)
     _raise_descriptor_limit()
-    asyncio.run(_serve(config, keys, options, listeners))
+    if keys.required and tls is None and any(is_open_to_others(listener) for listener in listeners):
+        log.warning("API keys and prompts cross the network in clear text: set gateway.tls_certificate, or let a proxy do TLS")
+    asyncio.run(_serve(config, keys, tls, options, listeners))
     return 0
 
 
-async def _serve(config: Config, keys: KeyRing, options: argparse.Namespace, listeners: Sequence[socket.socket]) -> None:
-    await Server(config, keys, options.run_dir, options.state_dir).run(listeners)
+async def _serve(config: Config, keys: KeyRing, tls: Tls | None, options: argparse.Namespace, listeners: Sequence[socket.socket]) -> None:
+    await Server(config, keys, tls, options.run_dir, options.state_dir).run(listeners)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ from typing import Any
 from appliance.config.api_keys import ApiKey
 from appliance.gateway.client import Client, Send
 from appliance.gateway.connection import EXTENSION, ClientConnection
+from appliance.gateway.cors import Cors
 from appliance.gateway.envelope import Refused
 from appliance.gateway.fuse import Fuse
 from appliance.gateway.headers import legal_request_id
@@ -35,6 +36,7 @@ class App:
 
     def __init__(
         self,
+        cors: Cors,
         reception: Reception,
         fuse: Fuse,
         intake: Intake,
@@ -44,6 +46,7 @@ class App:
         reporter: Reporter,
         metrics: Metrics,
     ) -> None:
+        self._cors = cors
         self._reception = reception
         self._fuse = fuse
         self._intake = intake
@@ -74,6 +77,11 @@ class App:
         try:
             if client.connection.interruption is not None:
                 raise client.connection.interruption
+            client.extra = self._cors.granted(scope["headers"])
+            if client.extra and (preflight := self._cors.preflight(scope["method"], scope["headers"])) is not None:
+                client.label = "preflight"
+                await client.answer(204, preflight, b"")
+                return
             route = route_of(scope["method"], scope["path"])
             client.label = route.label
             key = self._reception.key_of(scope["path"], route, scope["headers"])

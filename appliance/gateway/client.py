@@ -30,6 +30,7 @@ class Client:
         label: what metrics call its path.
         events: it was promised server-sent events.
         account: of what the engine answers; None while there is nothing to account for.
+        extra: headers of the gateway's own, on whatever is answered.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Client:
         "account",
         "connection",
         "events",
+        "extra",
         "label",
         "outcome",
         "request_id",
@@ -61,6 +63,7 @@ class Client:
         self.events = False
         self.label = "unknown"
         self.account: Account | None = None
+        self.extra: Headers = []
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer."""
@@ -151,7 +154,7 @@ class Client:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.status = self.outcome = status
-        headers = [*headers, (b"x-request-id", self.request_id.encode("ascii"))]
+        headers = [*headers, (b"x-request-id", self.request_id.encode("ascii")), *self.extra]
         if self.connection.body_pending:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -256,7 +256,8 @@ class ClientConnection(HttpToolsProtocol):
         head += [b"%s: %s\r\n" % header for header in refused.headers()]
         head.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join(head) + body)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot be closed on one side; there the client goes by the length
+            self.transport.write_eof()
         self._linger_due_s = self.loop.time() + LINGER_S
 
 

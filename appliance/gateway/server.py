@@ -21,6 +21,7 @@ from appliance.core.errors import ApplianceError
 from appliance.core.publication import Publication
 from appliance.gateway.app import App
 from appliance.gateway.connection import KEEP_ALIVE_S, ClientConnection, ConnectionPolicy
+from appliance.gateway.cors import Cors
 from appliance.gateway.envelope import Refused
 from appliance.gateway.exposition import Exposition
 from appliance.gateway.fuse import Fuse
@@ -34,6 +35,7 @@ from appliance.gateway.reception import Reception
 from appliance.gateway.relay import Relay
 from appliance.gateway.report import Reporter
 from appliance.gateway.sources import Sources
+from appliance.gateway.tls import SHUTDOWN_TIMEOUT_S, Tls
 from appliance.listening import BACKLOG, url_of
 
 log = logging.getLogger("gateway")
@@ -48,10 +50,11 @@ _RECONNECT_MAX_S = 1.0
 class Server:
     """Owns the listening sockets, the connections, and the tasks beside them."""
 
-    def __init__(self, config: Config, keys: KeyRing, run_dir: Path, state_dir: Path) -> None:
+    def __init__(self, config: Config, keys: KeyRing, tls: Tls | None, run_dir: Path, state_dir: Path) -> None:
         gateway = config.gateway
         self._config = config
         self._keys = keys
+        self._tls = tls
         self._control_path = run_dir / "control.sock"
         self._policy = ConnectionPolicy(gateway.header_timeout_s, gateway.write_timeout_s, gateway.disconnect_grace_s)
         self._reporter = Reporter(AsyncControl(self._control_path))
@@ -63,7 +66,8 @@ class Server:
         exposition = Exposition(metrics, self._gate, self._relay, inflight, self._policy, self._sources)
         pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy, exposition)
         reception = Reception(keys, config.admission, metrics)
-        app = App(reception, fuse, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
+        cors = Cors(gateway.cors_origins)
+        app = App(cors, reception, fuse, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
         self._state = ServerState()
         self._uvicorn = _uvicorn_config(app)
         self._notifier = SystemdNotifier()
@@ -75,10 +79,10 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
-        loop.add_signal_handler(signal.SIGHUP, self._keys.reload)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._tick()
-        servers = [await loop.create_server(self._accept, sock=listener, backlog=BACKLOG) for listener in listeners]
-        where = ", ".join(url_of(listener) for listener in listeners)
+        servers = [await self._listen(listener) for listener in listeners]
+        where = ", ".join(url_of(listener, tls=self._tls is not None) for listener in listeners)
         log.info("listening on %s", where)
         self._notifier.notify(f"READY=1\nSTATUS=listening on {where}")
         async with asyncio.TaskGroup() as tasks:
@@ -92,6 +96,25 @@ class Server:
         self._gate.stop()
         self._reporter.close()
         self._sources.close()
+
+    async def _listen(self, listener: socket.socket) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        if self._tls is None or listener.family == socket.AF_UNIX:
+            return await loop.create_server(self._accept, sock=listener, backlog=BACKLOG)
+        return await loop.create_server(
+            self._accept,
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=self._tls.context,
+            ssl_handshake_timeout=self._policy.header_timeout_s,
+            ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+        )
+
+    def _reload(self) -> None:
+        """SIGHUP: what can change without a client noticing."""
+        self._keys.reload()
+        if self._tls is not None:
+            self._tls.reload()
 
     def _accept(self) -> ClientConnection:
         return ClientConnection(self._policy, self._uvicorn, self._state)

@@ -125,6 +125,7 @@ async def test_keys_open_the_network(run_dir: Path) -> None:
     async with gateway(run_dir, "gateway.host=0.0.0.0", f"gateway.api_keys_file={path}") as running:
         assert (await running.ask("GET", "/status")).status == 401
         assert (await running.ask("GET", "/status", **bearer(secrets["alice"]))).status == 200
+        assert "cross the network in clear text" in running.log.read_text()
 
 
 @pytest.mark.parametrize(("content", "words"), [("", "holds no key"), (None, "cannot be read"), ("[alice]\n", "needs sha256")])

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,9 @@ async def full_page(run_dir: Path) -> str:
                 stranger.writer.write(b"\x16\x03\x01 no HTTP\r\n\r\n")
                 assert (await stranger.answer()).status == 400
             held = asyncio.ensure_future(asked(running, "hello", max_tokens=2000, **key))
-            await eventually(lambda: not held.done(), "asked")
+            due_s = time.monotonic() + 10
+            while (await running.ask("GET", "/status", **key)).json()["slots"]["in_use"] != 1:
+                assert time.monotonic() < due_s
             await scripted.crash()
             await start(scripted, folder)
             assert (await held).status == 200
