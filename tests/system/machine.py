@@ -65,7 +65,10 @@ class Machine:
         return int(self.property(unit, "MainPID"))
 
     def engine_pid(self) -> int:
-        """The leader of the engine's life; 0 where there is none."""
+        """The leader of the engine's life; 0 where there is none, nor a spare."""
+        told = self.status().get("engine_pid")
+        if told:
+            return int(told)
         found = self.box.call("pgrep", "-f", "^[^ ]*python[^ ]* -m appliance.engine ").stdout.split()
         return int(found[0]) if found else 0
 

@@ -75,6 +75,7 @@ def test_the_package_is_built_and_starts(released: tuple[Release, Machine], deb:
     print(machine.box.do("sh", "/checkout/packaging/debian/tests/installed"))
 
 
+@pytest.mark.timeout(900)
 def test_the_control_plane_with_the_libraries_of_the_release(released: tuple[Release, Machine]) -> None:
     """Its own unit tests, with the release's interpreter; on the oldest release also whole gateways."""
     release, machine = released
@@ -84,7 +85,7 @@ def test_the_control_plane_with_the_libraries_of_the_release(released: tuple[Rel
         "python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", *(["-k", left_out] if left_out else []),
         *(f"--ignore={path}" for path in NEED_THE_ENGINES_LIBRARIES),
         *(f"tests/unit/{name}" for name in UNIT_TESTS), *(["tests/integration/gateway"] if release is boxes.BOOKWORM else []),
-        timeout_s=280,
+        timeout_s=800,
     )  # fmt: skip
     print(f"\n{release.suite}: {ended.stdout.strip().splitlines()[-1]}")
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr
