@@ -30,11 +30,10 @@ def harmless(case: Case) -> Event | None:
     for cause in _PRECEDENCE:
         found = [event for event in case.events if event.kind is Kind.BENIGN and event.cause is cause]
         if found:
-            return found[0]
+            return min(found, key=lambda event: (event.rank, event.order))
     stop = case.first("shutdown")
     if stop is not None:
-        last = list(case.named("shutdown"))[-1]
-        return replace(last, kind=Kind.BENIGN, cause=Cause.OK_SHUTDOWN, sure=case.exit.code == 0, note="it ended in order")
+        return replace(stop, kind=Kind.BENIGN, cause=Cause.OK_SHUTDOWN, sure=case.exit.code == 0, note="it ended in order")
     healthy = case.first(*_HEALTHY)
     if healthy is not None and not _ends_in_an_exception(case):
         return replace(healthy, kind=Kind.BENIGN, cause=Cause.OK_NORMAL, note="it starts, serves, and nothing went wrong")

@@ -32,6 +32,7 @@ def translate(event: Event) -> Event:
 RULES: dict[str, Rule] = {
     "address_taken": process.address_taken,
     "boot": gpu.boot,
+    "broken_invariant": process.broken_invariant,
     "bus_error": process.bus_error,
     "client_left": process.client_left,
     "cuda_oom": gpu.cuda_oom,

@@ -38,7 +38,7 @@ def death(event: Event, case: Case) -> Event | None:
         starved = _host_memory_plan(event, case)
         if starved is not None:
             return starved
-        if case.has("kill_tree", "sigquit") or (case.has("wrapper") and event.source is Source.EXIT and _self_kill(case)):
+        if _by_its_parent(event, case):
             return replace(event, kind=Kind.CONSEQUENCE, note="the parent kills its own process tree after a child failed")
     cause, tier, rank = _DEATHS[signal]
     exit_only = event.source is Source.EXIT
@@ -66,8 +66,11 @@ def _stopping(signal: str, event: Event, case: Case) -> bool:
     return signal in ("SIGTERM", "SIGINT") and (event.phase is Phase.STOPPING or case.has("shutdown", "sigterm"))
 
 
-def _self_kill(case: Case) -> bool:
-    return any(event.pattern_id in ("sglang.sigquit", "sglang.kill_tree") for event in case.events)
+def _by_its_parent(event: Event, case: Case) -> bool:
+    """A parent ends its whole tree after a child failed; a child that is gone before that was ended by somebody else."""
+    if event.source is Source.ENGINE_LOG:
+        return case.last_before(event, "kill_tree", "sigquit", "exception", "broken_invariant") is not None
+    return case.has("kill_tree", "sigquit")
 
 
 def _host_memory_plan(event: Event, case: Case) -> Event | None:
@@ -136,24 +139,41 @@ def enospc(event: Event, case: Case) -> Event:
 
 def sigterm(event: Event, case: Case) -> Event | None:
     """A stop signal is a crash only when nobody we know asked for it and the engine did not leave in order."""
+    if case.has("logout") and not (case.stopped_by_us or case.has("shutdown_record")):
+        return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="systemd ends a user's services when the user has logged out")
     if case.stopped_by_us or case.has("stop_requested"):
         return caused(event, Cause.OK_SHUTDOWN, tier=7, rank=20, note="the stop was asked for")
     if event.pattern_id == "native.sigterm":  # only ever stopped by applianced, whose ledger would be among the evidence
         return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="no record of ours asks for this stop")
-    dirty = case.has("wrapper", "runtime_failed", "startup_failed") or (case.exit.known and case.exit.code != 0 and not case.has("drained"))
+    died_of_it = case.exit.signal in ("SIGTERM", "SIGINT", "SIGHUP")
+    failed = case.exit.known and case.exit.code != 0 and not case.has("drained")
+    dirty = case.has("wrapper", "runtime_failed", "startup_failed") or died_of_it or failed
     if dirty or (event.phase is Phase.LOADING and not case.served):
         return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="no record of ours asks for this stop")
     return caused(event, Cause.OK_SHUTDOWN, tier=7, rank=20, sure=False, note="it ended in order; no record says who asked")
 
 
 def client_left(event: Event, case: Case) -> Event | None:
-    """A client left; if the engine died of nothing else, it died of that."""
+    """A client left; if the engine died after that and of nothing else, it died of that."""
+    aborted = event.kind is Kind.BENIGN
+    if aborted and any(other.fatal and other.source is event.source and other.order < event.order for other in case.events):
+        return replace(event, kind=Kind.SYMPTOM, cause=None, note="requests are aborted because the engine is gone")
     if case.has("wrapper") and not case.served_after(event):
-        tier = 4 if event.kind is Kind.SYMPTOM else 2
-        return caused(event, Cause.CLIENT_DISCONNECT_CRASH, tier=tier, rank=90, sure=False)
+        return caused(event, Cause.CLIENT_DISCONNECT_CRASH, tier=4, rank=90, sure=False)
     if event.kind is Kind.SYMPTOM:
         return None
     return caused(event, Cause.OK_CLIENT_DISCONNECT, tier=7, rank=15)
+
+
+LEFT_WITHIN_LINES = 40
+
+
+def broken_invariant(event: Event, case: Case) -> Event | None:
+    """The scheduler's books do not balance right after a client left: what that client held was counted wrong."""
+    if case.near(event, "ok_client_disconnect", before=LEFT_WITHIN_LINES, after=0):
+        note = "a client left just before, and what its request held was counted wrong"
+        return caused(event, Cause.CLIENT_DISCONNECT_CRASH, tier=4, rank=91, sure=False, note=note)
+    return None
 
 
 def address_taken(event: Event, case: Case) -> Event:
@@ -171,16 +191,15 @@ def template_request(event: Event, case: Case) -> Event:
     return caused(event, Cause.TEMPLATE_ERROR, sure=False)
 
 
-def start_failed(event: Event, case: Case) -> Event | None:
-    """systemd gave up: the first failed attempt is the root, unless a program said more."""
-    first = case.first("unit_failed")
-    return caused(first or event, Cause.SD_START_LIMIT, tier=5, rank=20)
+def start_failed(event: Event, _case: Case) -> Event:
+    """systemd gave up; the failed attempts stand in the chain, and the root is deeper where a program said more."""
+    return caused(event, Cause.SD_START_LIMIT, tier=5, rank=20)
 
 
 START_CAUSES = frozenset(
     {
         Cause.CUDA_OOM_STARTUP, Cause.KV_POOL_TOO_SMALL, Cause.VRAM_HELD_BY_OTHER, Cause.HF_DOWNLOAD, Cause.MODEL_MISSING,
-        Cause.MODEL_CORRUPT, Cause.UNSUPPORTED_ARCH, Cause.PORT_IN_USE,
+        Cause.MODEL_CORRUPT, Cause.UNSUPPORTED_ARCH, Cause.PORT_IN_USE, Cause.TEMPLATE_ERROR,
     }
 )  # fmt: skip
 """What can only keep an engine from starting."""

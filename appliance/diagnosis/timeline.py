@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -57,12 +58,23 @@ def fold(events: Sequence[Event]) -> list[Event]:
         now_s = event.evidence.time_s
         if known is not None and not _apart(known[1], now_s):
             index = known[0]
-            folded[index] = replace(folded[index], count=folded[index].count + 1)
+            kept = folded[index]
+            evidence = event.evidence if _names_the_exception(event.text, kept.text) else kept.evidence
+            folded[index] = replace(kept, evidence=evidence, count=kept.count + 1)
             latest[key] = (index, now_s)
         else:
             latest[key] = (len(folded), now_s)
             folded.append(event)
     return folded
+
+
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (.{8,})$")
+
+
+def _names_the_exception(text: str, known: str) -> bool:
+    """Both lines say the same, and only the later one names the exception: the line to quote."""
+    match = _EXCEPTION.search(text)
+    return match is not None and known.endswith(match[1]) and _EXCEPTION.search(known) is None
 
 
 def _apart(before_s: float | None, now_s: float | None) -> bool:

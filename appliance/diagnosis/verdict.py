@@ -22,6 +22,7 @@ from appliance.diagnosis.scan import worth_reading
 from appliance.diagnosis.timeline import events_of, fold, last_life
 
 CHAIN_LINKS = 12
+_RAISED = ("exception", "broken_invariant")
 _STRENGTH = (Role.ROOT, Role.SAME_EVENT, Role.CONSEQUENCE, Role.EVENT, Role.SYMPTOM)
 """A line that is two things is shown as the stronger."""
 
@@ -119,7 +120,7 @@ def _role(event: Event, root: Event) -> Role | None:
 def _unknown(case: Case, verdict: Verdict) -> Diagnosis:
     """Nothing carries a cause: say so, keep the line that comes nearest."""
     nearest = nearest_line(case.events)
-    raised = nearest is not None and nearest.name == "exception"
+    raised = nearest is not None and nearest.name in _RAISED
     state = "ended" if case.dead else "raised an exception" if raised else "shows neither health nor a fault"
     engine = f"The engine ({case.engine})" if case.engine else "The engine"
     said = f"; the nearest line is {nearest.text[:160]!r}" if nearest is not None else ""
@@ -141,7 +142,7 @@ def _unknown(case: Case, verdict: Verdict) -> Diagnosis:
 
 def nearest_line(events: Sequence[Event]) -> Event | None:
     """An exception's own line, else the first consequence."""
-    return next((event for event in events if event.name == "exception"), None) or next(iter(_informative(events)), None)
+    return next((event for event in events if event.name in _RAISED), None) or next(iter(_informative(events)), None)
 
 
 def _informative(events: Sequence[Event]) -> list[Event]:

@@ -29,6 +29,8 @@ class CorpusCase:
     cause: str
     roots: tuple[str, ...]
     raw: dict[str, object]
+    also: tuple[str, ...] = ()
+    """Other causes that a careful reader would accept."""
 
     def evidence(self, *, flagged: bool = True) -> list[Evidence]:
         """The evidence as given with its kind, or (not flagged) as files whose kind must be found out."""
@@ -46,6 +48,10 @@ class CorpusCase:
         """Our verdict."""
         return diagnose(self.evidence(flagged=flagged))
 
+    def cause_is_right(self, verdict: Diagnosis) -> bool:
+        """Our cause is the case's, or one that it accepts too."""
+        return verdict.cause.label in (self.cause, *self.also)
+
     def root_is_right(self, verdict: Diagnosis) -> bool:
         """Our root line is one of the case's, in whole or in part."""
         if not any(self.roots):
@@ -60,5 +66,7 @@ def load(folder: Path) -> list[CorpusCase]:
     for path in sorted(folder.glob("*.json")):
         row = json.loads(path.read_text(encoding="utf-8"))
         roots = [row["primary_evidence"], *(text for role, text in row.get("chain", []) if role in ("root", "same_event"))]
-        cases.append(CorpusCase(path.stem, row["cause"], tuple(text.strip() for text in roots), row["evidence"]))
+        roots += row.get("also_accept_primary", [])
+        also = tuple(row.get("also_accept", []))
+        cases.append(CorpusCase(path.stem, row["cause"], tuple(text.strip() for text in roots), row["evidence"], also))
     return cases

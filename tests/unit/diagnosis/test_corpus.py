@@ -9,6 +9,8 @@ from tests.unit.diagnosis.corpus_cases import CORPUS, CorpusCase, load
 
 WORKED = load(CORPUS)
 VARIANTS = load(CORPUS / "variants")
+EXAM = load(CORPUS / "exam")
+"""Cases that were written and judged by somebody who had not seen the patterns, and were first run when those were finished."""
 
 
 @pytest.mark.parametrize("flagged", [True, False], ids=["flagged", "found-out"])
@@ -30,6 +32,18 @@ def test_variants_are_right() -> None:
     assert not [item for item in wrong if item[2] is Confidence.HIGH]
 
 
+@pytest.mark.parametrize("flagged", [True, False], ids=["flagged", "found-out"])
+def test_the_blind_examination_stays_passed(flagged: bool) -> None:
+    """At least 97 % of the causes and 95 % of the root lines of cases that somebody else chose; no wrong cause with confidence."""
+    verdicts = [(case, case.diagnosis(flagged=flagged)) for case in EXAM]
+    wrong = [(case.name, verdict.cause.label, verdict.confidence) for case, verdict in verdicts if not case.cause_is_right(verdict)]
+    astray = [case.name for case, verdict in verdicts if not case.root_is_right(verdict)]
+    assert len(EXAM) >= 139
+    assert len(wrong) <= 0.03 * len(EXAM), wrong
+    assert not [item for item in wrong if item[2] is Confidence.HIGH]
+    assert len(astray) <= 0.05 * len(EXAM), astray
+
+
 def test_every_label_has_two_cases() -> None:
     """No label rests on a single example."""
     counts: dict[str, int] = {}
@@ -38,13 +52,13 @@ def test_every_label_has_two_cases() -> None:
     assert not [label for label, count in counts.items() if count < 2]
 
 
-@pytest.mark.parametrize("case", [case for case in WORKED + VARIANTS if case.cause.startswith("ok_")], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in WORKED + VARIANTS + EXAM if case.cause.startswith("ok_")], ids=lambda case: case.name)
 def test_what_did_not_crash_is_not_called_a_crash(case: CorpusCase) -> None:
     """Every `ok_*` case: `diagnose` exits 0."""
     assert not case.diagnosis().crashed
 
 
-@pytest.mark.parametrize("case", WORKED + VARIANTS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", WORKED + VARIANTS + EXAM, ids=lambda case: case.name)
 def test_each_verdict_can_be_followed(case: CorpusCase) -> None:
     """A crash with a cause names a root that is in the evidence, first in its chain, once; nothing refutes itself."""
     verdict = case.diagnosis()
