@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -13,8 +14,10 @@ from appliance.backends.protocol import ProofRequest, configured_rung
 from appliance.config.runtimes import launch_python
 from appliance.config.schema import Config
 from appliance.core.errors import ModelError
-from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
+from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec, SpareSpec
 from appliance.core.plan import Rung
+
+_MODEL_SUFFIXES = (".json", ".safetensors", ".jinja")
 
 PROOF = ProofRequest(
     "/generate",
@@ -73,6 +76,9 @@ class NativeBackend:
             *engine.extra_args,
         )  # fmt: skip
         environment = engine_environment() | {"OMP_NUM_THREADS": str(threads)}
+        # Of the settings it knows those that a rung never changes; it is told the others when it takes over.
+        waiting = (python, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", str(threads))
+        spare = SpareSpec(waiting, environment, str(run_dir), _stamp(model))
         return LaunchSpec(
             argv=argv,
             env=environment,
@@ -83,6 +89,7 @@ class NativeBackend:
             stop_deadline_s=config.supervisor.stop_deadline_s,
             engine=self.name,
             rung=rung,
+            spare=spare if engine.warm_spare else None,
         )
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:  # noqa: ARG002 - the protocol's
@@ -113,6 +120,16 @@ def _checked_model(config: Config) -> Path:
             f"the model folder {folder} lacks {' and '.join(missing)}", hint="its conversion or download is not complete: do it again"
         )
     return folder.resolve()
+
+
+def _stamp(folder: Path) -> str:
+    """Changes whenever a file is replaced or written."""
+    facts = []
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _MODEL_SUFFIXES:
+            status = file.stat()
+            facts.append(f"{file.name} {status.st_ino} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
 def _configured_context(config: Config) -> int:

@@ -41,6 +41,23 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareSpec:
+    """A process that can be started before it is known what engine life it will be (docs/adr/0031-warm-spare.md).
+
+    One that was started by an equal spec can become the life that it belongs to.
+
+    Attributes:
+        argv, env, cwd: for exec; env is complete, nothing is inherited.
+        stamp: of the files that it reads: when they are others, it has read the wrong ones.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    stamp: str
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """All that is needed to start one engine life and to know whether it lives.
 
@@ -52,6 +69,7 @@ class LaunchSpec:
         stop_deadline_s: after SIGTERM; then the group is killed.
         engine: the backend's name, such as "native".
         rung: the setting the argv expresses.
+        spare: what could become this life by being told argv; None: it can only be started.
     """
 
     argv: tuple[str, ...]
@@ -63,6 +81,7 @@ class LaunchSpec:
     stop_deadline_s: float
     engine: str
     rung: Rung
+    spare: SpareSpec | None = None
 
 
 class ContinuesBy(enum.StrEnum):

@@ -6,7 +6,7 @@ standard input, a SOCK_SEQPACKET socket, one message a packet:
     spare → "warm mapped"       loaded, weights mapped and run through once
     spare → "warm imported"     loaded but for weights, which this checkpoint would have to copy
     → "ping", → "pong"          at any time
-    → a JSON list               an engine's arguments: "taken", and the process goes on as that engine
+    → a JSON list               an engine's command line: "taken", and the process goes on as that engine
 
 At the end of that file applianced is gone, or wants the spare gone: it exits.
 """
@@ -72,12 +72,12 @@ class Spare:
             if message == b"ping":
                 self._channel.send(b"pong")
                 continue
-            arguments = json.loads(message)
+            command = json.loads(message)
             self._preparing.join()  # by now it is done: nobody tells us before we said that we are warm
             assert self._prepared is not None, "told to take over before it was warm"
             self._channel.send(b"taken")
             self._channel.close()
-            return arguments, self._prepared
+            return command[command.index("-m") + 2 :], self._prepared
         log.info("The spare is not needed any more.")
         logging.shutdown()
         os._exit(0)
@@ -92,7 +92,8 @@ class Spare:
         takes only what nobody else wants of the CPU, and the engine that the process becomes is served as any other."""
         code = _EXIT_DEFECT
         try:
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            with contextlib.suppress(OSError):  # a sandbox may forbid it: then the engine beside us is a little slower for a while
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             started_s = time.monotonic()
             self._prepared = prepare(self._settings)
             how = "imported" if self._prepared.decoder is None else "mapped"

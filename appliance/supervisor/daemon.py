@@ -41,6 +41,7 @@ from appliance.supervisor.probe import ProbeSettings
 from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.run_dir import RunDir
 from appliance.supervisor.settings import MachineSettings, fingerprint
+from appliance.supervisor.spare_keeper import SpareKeeper, Wish
 
 TURN_S = 1.0
 """A turn is completed at least so often, for the watchdog."""
@@ -84,7 +85,9 @@ class Supervisor:
         self.life: EngineLife | None = None
         self.state = self._first_state()
         self.board = PublicationBoard(publication_of(self.state))
+        self.spares = SpareKeeper(self._wish, self._spare_group, self.start_task)
         self._adopts_orphans = adopts_orphans
+        self._leaders: set[int] = set()
         self._events: deque[tuple[ev.Event, asyncio.Future[MachineState] | None]] = deque()
         self._woken = asyncio.Event()
         self._timers: dict[ev.Timer, asyncio.TimerHandle] = {}
@@ -161,6 +164,7 @@ class Supervisor:
             move = f"{before.state.value} -> {self.state.state.value}"
             log.info(self.state.sentence, state=self.state.state.value, before=before.state.value, generation=self.state.generation)
             self.store.note(move, self.state.sentence)
+            self.spares.look()
             if self.state.state is EngineState.DRAINING and self.life is not None:
                 self.life.hurry()
         if isinstance(event, ev.StopRequested):
@@ -261,20 +265,32 @@ class Supervisor:
             self.backend.proof(self.config),
         )
         ring = LogRing(self.config.diagnosis.log_ring_lines)
-        try:
-            life.begin(self._group(effect.generation), ring, probes, self.backend.limits(self.config, effect.spec.rung))
-        except OSError as error:
-            text = f"{effect.spec.argv[0]} cannot be started: {error.strerror or error}"
-            self.desk.add_failed_start(text)
-            self.post(ev.SpawnFailed(effect.generation, text))
-        else:
-            log.info("the engine was started", generation=effect.generation, pid=life.pid, argv=" ".join(effect.spec.argv))
+        limits_told = self.backend.limits(self.config, effect.spec.rung)
+        life.begin(lambda: self._group(effect.generation), ring, probes, limits_told, self.spares.take(effect.spec))
 
     def _group(self, generation: int) -> Group:
         if self.delegation is not None:
             with contextlib.suppress(OSError):
                 return self.delegation.group(generation)
-        return SessionGroup(adopts_orphans=self._adopts_orphans)
+        return SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders)
+
+    def _spare_group(self, number: int) -> Group:
+        if self.delegation is not None:
+            with contextlib.suppress(OSError):
+                return self.delegation.spare_group(number)
+        return SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders, is_spare=True)
+
+    def _wish(self) -> Wish:
+        state = self.state
+        if state.state in (EngineState.PARKED, EngineState.STOPPED):
+            return Wish(None, why_not=f"none while {state.state.value}")
+        if not self.config.engine.warm_spare:
+            return Wish(None, why_not="none: engine.warm_spare is false")
+        try:
+            spec = self.backend.launch_spec(self.config, state.rung, state.generation + 1, self.run_dir.path).spare
+        except ApplianceError as error:
+            return Wish(None, why_not=f"none: {error}")
+        return Wish(spec, state.answering, "" if spec is not None else f"none: the {self.backend.name} engine cannot have one")
 
     # -- ending ----------------------------------------------------------------------------------------------------------
 
@@ -293,13 +309,14 @@ class Supervisor:
             "each engine is held by a cgroup of its own" if self.delegation else "no cgroup is delegated: engines are held by their session"
         )
         cards = {"ok": not self.cards.lost, "detail": "; ".join(filter(None, (self.cards.words, self.gpu.words)))}
-        return heard | {"gpu": cards, "cgroup": {"ok": self.delegation is not None, "detail": held}}
+        return heard | {"gpu": cards, "cgroup": {"ok": self.delegation is not None, "detail": held}, "warm_spare": self.spares.sensor}
 
     def reload(self, config: Config) -> tuple[Change, ...]:
         """Take over what can be taken over; says what changed and when it counts."""
         found = changes(self.config, config)
         self.config = merged(self.config, config)
         self.post(ev.SettingsChanged(MachineSettings.of(self.config), ladder_of(self.backend, self.config)))
+        self.spares.look()
         return found
 
     @property
@@ -328,6 +345,7 @@ class Supervisor:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.spares.close()
         await self.gpu.close()
         self._finish_life()
         self.run_dir.remove_engine_sockets()

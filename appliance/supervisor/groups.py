@@ -25,6 +25,9 @@ class Group(Protocol):
     def started(self, pid: int) -> None:
         """The leader: our child, in a session of its own, not reaped before remove()."""
 
+    def becomes_engine(self) -> None:
+        """Its leader was a spare and is an engine from here on."""
+
     def kill(self) -> None:
         """SIGKILL to everybody; doing it again does no harm."""
 
@@ -41,10 +44,14 @@ class Group(Protocol):
 class SessionGroup:
     """The leader's session and process group, its descendants, and orphans of them that fell to us as their subreaper."""
 
-    def __init__(self, *, adopts_orphans: bool = False) -> None:
+    def __init__(self, *, adopts_orphans: bool = False, leaders: set[int] | None = None, is_spare: bool = False) -> None:
+        """`leaders`: of all groups of this applianced, shared by them, so that none takes another's leader for its orphan. A spare has no
+        orphans, and what looks like one is the engine's."""
         self._leader: ProcStat | None = None
+        self._leaders = leaders if leaders is not None else set()
         self._seen: set[tuple[int, int]] = set()
-        self._adopter = os.getpid() if adopts_orphans else None
+        self._adopts_orphans = adopts_orphans
+        self._adopter = os.getpid() if adopts_orphans and not is_spare else None
         self._own_session = os.getsid(0)
 
     def join(self) -> None:
@@ -53,6 +60,11 @@ class SessionGroup:
     def started(self, pid: int) -> None:
         """Its session is the group."""
         self._leader = proc_table.read_stat(pid)
+        self._leaders.add(pid)
+
+    def becomes_engine(self) -> None:
+        """It answers for orphans."""
+        self._adopter = os.getpid() if self._adopts_orphans else None
 
     def kill(self) -> None:
         """The group by its number; those who left it, one by one."""
@@ -86,6 +98,8 @@ class SessionGroup:
 
     def remove(self) -> None:
         """From here on the leader may be reaped."""
+        if self._leader is not None:
+            self._leaders.discard(self._leader.pid)
         self._leader = None
         self._seen.clear()
 
@@ -93,7 +107,7 @@ class SessionGroup:
         if leader.pid in (stat.session, stat.group) or (stat.pid, stat.start_ticks) in self._seen:
             return True
         # Helpers that we started ourselves stay in our session; nobody of an engine's can get into it.
-        adopted = stat.parent == self._adopter and stat.session != self._own_session
+        adopted = stat.parent == self._adopter and stat.session != self._own_session and stat.pid not in self._leaders
         return adopted and stat.start_ticks >= leader.start_ticks
 
     def _reap_adopted(self, found: tuple[ProcStat, ...]) -> None:
@@ -129,6 +143,9 @@ class CgroupGroup:
 
     def started(self, pid: int) -> None:
         """It has joined by itself."""
+
+    def becomes_engine(self) -> None:
+        """It stays where it is."""
 
     def kill(self) -> None:
         """Linux 5.14 and later; atomic, also against forks."""
@@ -184,6 +201,10 @@ class Delegation:
     def group(self, generation: int) -> CgroupGroup:
         """A new cgroup for one engine life. Raises OSError."""
         return CgroupGroup(self._path / f"engine-{generation}")
+
+    def spare_group(self, number: int) -> CgroupGroup:
+        """A new cgroup for one spare, which it keeps when it becomes an engine. Raises OSError."""
+        return CgroupGroup(self._path / f"spare-{number}")
 
     def _settle(self) -> Delegation:
         leaf = self._path / self.LEAF

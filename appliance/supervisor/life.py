@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import structlog
 
 from appliance.backends import ProofRequest
 from appliance.core.launch import EngineLimits, LaunchSpec
@@ -18,8 +22,13 @@ from appliance.supervisor.loading import Stall
 from appliance.supervisor.log_ring import LogLine, LogRing
 from appliance.supervisor.probe import Counters, Listener, Prober, ProbeSettings, prove
 from appliance.supervisor.process import EngineProcess, ExitStatus, spawn
+from appliance.supervisor.spare import SURVIVE_S, Spare
 from appliance.supervisor.vitals import read_vitals
 
+TAKE_OVER_S = 5.0
+"""A spare that was told which life it is and does not serve by then is ended, and a process is started instead."""
+
+log = structlog.get_logger()
 Post = Callable[[ev.Event], None]
 Start = Callable[[Coroutine[Any, Any, None], str, ev.Event | None], asyncio.Task[None]]
 """Run a coroutine; if it fails by a defect of ours, the event is posted so that the machine does not wait for ever."""
@@ -62,20 +71,68 @@ class EngineLife:
         self._watch_outside: LifeWatch | None = None
         self.counters: Counters | None = None
         """As it said last."""
+        self._unwanted = False
+        self._settled = asyncio.Event()  # cleared while a spare takes over: until it serves or is gone
+        self._settled.set()
 
-    def begin(self, group: Group, ring: LogRing, probes: ProbeSettings, fallback: EngineLimits) -> None:
-        """Spawn and watch. Raises OSError when there is nothing to watch."""
-        self._ring = ring
-        self._process = spawn(self.spec, group, ring, self._on_lines, self._on_exit)
-        listener = Listener(
-            ready=self._on_ready,
-            progress=self._on_progress,
-            hung=self._on_hang,
-            ending=self._on_ending,
-        )
-        self._prober = Prober(self.spec, probes, fallback, self._process.cpu_s, listener)
+    def begin(
+        self, group: Callable[[], Group], ring: LogRing, probes: ProbeSettings, fallback: EngineLimits, spare: Spare | None = None
+    ) -> None:
+        """Spawn and watch, or let the spare become it. Posts SpawnFailed when there is nothing to watch."""
+        self._group, self._ring, self._probes, self._fallback = group, ring, probes, fallback
+        if spare is None:
+            self._spawn(ring)
+        else:
+            self._settled.clear()
+            self._watch(spare.hand_over(ring, self._on_lines, self._on_exit))
+            defect = ev.HangDetected(self.generation, "our take-over by the spare failed by a defect")
+            self._start(self._take_over(spare, ring), "take-over", defect)
+
+    def _spawn(self, ring: LogRing) -> None:
+        try:
+            self._watch(spawn(self.spec, self._group(), ring, self._on_lines, self._on_exit))
+        except OSError as error:
+            text = f"{self.spec.argv[0]} cannot be started: {error.strerror or error}"
+            self._desk.add_failed_start(text)
+            self._post(ev.SpawnFailed(self.generation, text))
+        else:
+            log.info("the engine was started", generation=self.generation, pid=self.pid, argv=" ".join(self.spec.argv))
+
+    def _watch(self, process: EngineProcess) -> None:
+        self._process = process
+        listener = Listener(ready=self._on_ready, progress=self._on_progress, hung=self._on_hang, ending=self._on_ending)
+        self._prober = Prober(self.spec, self._probes, self._fallback, process.cpu_s, listener)
         self._probing = self._start(self._prober.run(), "prober", ev.HangDetected(self.generation, "our prober failed by a defect"))
-        self._look_from_outside(self._process, probes.start_stall_s)
+        self._look_from_outside(process)
+
+    async def _take_over(self, spare: Spare, ring: LogRing) -> None:
+        """A spare that fails here was never an engine that anybody saw: a process is started in its place, in the same life."""
+        began_s, process = time.monotonic(), self._process
+        assert process is not None, "it was just handed over"
+        problem = await self._how_it_failed(spare, process)
+        if problem is None:
+            log.info("the warm spare took over", generation=self.generation, pid=process.pid, took_s=round(time.monotonic() - began_s, 3))
+        if problem is None or self._unwanted:
+            return
+        log.warning(f"starting the engine cold because the warm spare {problem}", generation=self.generation, pid=process.pid)
+        self._stop_probing()
+        if await process.end(SURVIVE_S) is not None:  # it knows whose life it is: as good as an engine, and not to be doubled
+            self.kill(ev.KillHow.NOW, SURVIVE_S)
+        elif not self._unwanted:
+            process.close()
+            self._settled.set()
+            self._spawn(ring)
+
+    async def _how_it_failed(self, spare: Spare, process: EngineProcess) -> str | None:
+        if not await spare.tell(self.spec):
+            return f"{process.exit}" if process.exit is not None else "did not take over when it was told"
+        with contextlib.suppress(TimeoutError):
+            # What has to load its weights still may take as long as any other start; the start deadline is the machine's.
+            async with asyncio.timeout(TAKE_OVER_S if spare.mapped else None):
+                await self._settled.wait()
+        if process.exit is not None:
+            return f"{process.exit}"
+        return None if self._settled.is_set() else f"did not serve within {TAKE_OVER_S:g} s"
 
     @property
     def pid(self) -> int | None:
@@ -109,6 +166,7 @@ class EngineLife:
 
     def kill(self, how: ev.KillHow, survive_s: float) -> None:
         """TERM asks; NOW and ABORT answer with GroupEmpty or GroupStuck."""
+        self._unwanted = True
         if self._process is None:
             self._post(ev.GroupEmpty(self.generation))
             return
@@ -133,6 +191,7 @@ class EngineLife:
 
     def abandon(self) -> None:
         """Its group will not go. Nobody waits for it any more; whoever does go is reaped when that happens."""
+        self._unwanted = True
         self._stop_probing()
         if self._ending is not None:
             self._ending.cancel()
@@ -161,6 +220,7 @@ class EngineLife:
         self._post(ev.Progress(self.generation, counters.running, counters.waiting))
 
     def _on_ready(self, limits: EngineLimits) -> None:
+        self._settled.set()
         if self._watch_outside is not None:
             self._watch_outside.loaded()
         self._post(ev.EngineReady(self.generation, limits))
@@ -168,12 +228,16 @@ class EngineLife:
     def _on_exit(self, status: ExitStatus) -> None:
         assert self._process is not None
         self._stop_probing()
+        if not self._settled.is_set() and not self._unwanted:
+            self._settled.set()  # _take_over sees to it
+            return
+        self._settled.set()
         self._desk.add_exit(status, frozenset(self._our_signals))
         if self._watch_outside is not None:
             self._watch_outside.count_oom_kills()
         self._post(ev.EngineExited(self.generation, f"the engine was {status}" if status.signal else f"the engine {status}"))
 
-    def _look_from_outside(self, process: EngineProcess, start_stall_s: float) -> None:
+    def _look_from_outside(self, process: EngineProcess) -> None:
         watched = Watched(
             vitals=lambda: read_vitals(process.members(), self._lines_told),
             oom_kills=process.oom_kills,
@@ -181,7 +245,7 @@ class EngineLife:
             loading=lambda: self._post(ev.Loading(self.generation)),
             oom_killed=self._on_oom_kill,
         )
-        self._watch_outside = LifeWatch(start_stall_s, watched)
+        self._watch_outside = LifeWatch(self._probes.start_stall_s, watched)
         self._looking = self._start(self._watch_outside.run(), "life watch", None)
 
     def _on_stall(self, stall: Stall) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.core.launch import LaunchSpec
+from appliance.core.launch import LaunchSpec, SpareSpec
 from appliance.supervisor import proc_table
 from appliance.supervisor.groups import Group
 from appliance.supervisor.log_ring import LogLine, LogRing
@@ -28,8 +28,10 @@ ABORT_GRACE_S = 1.0
 """From SIGABRT to SIGKILL: time for faulthandler to write the stacks, not for a core dump of the whole card."""
 CLEAR_PAUSE_S = 0.002
 CLEAR_PAUSE_MAX_S = 0.2
-OOM_SCORE_ADJ = b"300"
+OOM_SCORE_ADJ = 300
 """When memory runs out the engine is to die, not the gateway, not applianced, not the owner's shell."""
+SPARE_OOM_SCORE_ADJ = 900
+"""And before the engine its spare, which nobody misses."""
 PIPE_BYTES = 1024**2
 _PR_SET_PDEATHSIG = 1
 _F_SETPIPE_SZ = 1031
@@ -48,19 +50,21 @@ class ExitStatus:
 
 
 def spawn(
-    spec: LaunchSpec,
+    spec: LaunchSpec | SpareSpec,
     group: Group,
     ring: LogRing,
     on_lines: Callable[[Sequence[LogLine]], None],
     on_exit: Callable[[ExitStatus], None],
+    channel: int = subprocess.DEVNULL,
 ) -> EngineProcess:
-    """Start it: in a session and group of its own, with nothing inherited, and bound to die with us.
+    """Start it: in a session and group of its own, with nothing inherited but its end of a spare's channel, and bound to die with us.
 
     Must be called from the main thread: PDEATHSIG is tied to the thread that forks.
 
     Raises:
         OSError: no such program, not permitted, no memory.
     """
+    score = SPARE_OOM_SCORE_ADJ if isinstance(spec, SpareSpec) else OOM_SCORE_ADJ
     ours, theirs = os.pipe()
     try:
         with contextlib.suppress(OSError):  # over the user's pipe quota: the default size works too
@@ -69,11 +73,11 @@ def spawn(
             spec.argv,
             env=dict(spec.env),
             cwd=spec.cwd,
-            stdin=subprocess.DEVNULL,
+            stdin=channel,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=functools.partial(_in_child, os.getpid(), group),
+            preexec_fn=functools.partial(_in_child, os.getpid(), group, score),
         )
     except (OSError, subprocess.SubprocessError) as error:
         os.close(ours)
@@ -84,14 +88,18 @@ def spawn(
     return EngineProcess(popen, ours, group, ring, on_lines, on_exit)
 
 
-def _in_child(parent: int, group: Group) -> None:
+def _in_child(parent: int, group: Group, oom_score_adj: int) -> None:
     """Between fork and exec: die with the parent, join the group, and be the one that the OOM killer takes."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died between fork and prctl
     group.join()
+    _set_oom_score_adj("self", oom_score_adj)
+
+
+def _set_oom_score_adj(process: str, value: int) -> None:
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
+        Path(f"/proc/{process}/oom_score_adj").write_text(str(value))
 
 
 def _nobody(lines: Sequence[LogLine]) -> None:
@@ -126,6 +134,13 @@ class EngineProcess:
         os.set_blocking(output, False)
         self._loop.add_reader(output, self._read_output)
         self._loop.add_reader(self._pidfd, self._read_exit)
+
+    def becomes_engine(self, ring: LogRing, on_lines: Callable[[Sequence[LogLine]], None], on_exit: Callable[[ExitStatus], None]) -> None:
+        """A spare is one from here on: what it says and how it ends is told to others."""
+        self._read_output()
+        self._ring, self._on_lines, self._on_exit = ring, on_lines, on_exit
+        self._group.becomes_engine()
+        _set_oom_score_adj(str(self.pid), OOM_SCORE_ADJ)
 
     @property
     def state(self) -> str:

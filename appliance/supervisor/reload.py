@@ -32,6 +32,7 @@ _OF_TABLE = {
 }
 _OF_KEY = {
     "engine.backend": When.RESTART,
+    "engine.warm_spare": When.NOW,
     "diagnosis.log_ring_lines": When.NEXT_ENGINE,
     "supervisor.probe_interval_s": When.NEXT_ENGINE,
     "supervisor.probe_timeout_s": When.NEXT_ENGINE,

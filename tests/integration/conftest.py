@@ -82,6 +82,13 @@ class Foreground:
         """What applianced says of itself."""
         return client.ask((self.state_dir / "run").resolve() / "control.sock", "status")
 
+    @property
+    def engine_pid(self) -> int:
+        """The process that serves: the spare beside it has the same module."""
+        pid = self.status()["engine_pid"]
+        assert pid, "no engine right now"
+        return int(pid)
+
     def ctl(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """appliancectl about this appliance, as a person in another terminal would call it."""
         command = [sys.executable, "-m", "appliance.cli", "--state-dir", str(self.state_dir), *arguments]

@@ -83,7 +83,7 @@ def _kills(run, load: Load) -> Iterator[tuple[signal.Signals, float]]:
         run.wait_until(lambda n=answers + 3: load.answers >= n or load.failures, "clients are answered")
         run.wait_until(lambda t=stable_s: time.monotonic() >= t, "a stable second")
         generation = run.status()["generation"]
-        os.kill(run.pid_of("appliance.engine"), number)
+        os.kill(run.engine_pid, number)
         killed_s = time.monotonic()
         run.wait_until(back, f"serving again after {number.name}", 90)
         yield number, time.monotonic() - killed_s
@@ -94,12 +94,12 @@ def test_twenty_kills_under_load_fail_no_request_and_each_has_its_cause(foregrou
     """0 failed requests of 8 clients, 20 incidents, every cause right, no engine left behind."""
     run = foreground("--model", str(demo_model), "--port", "0", *itertools.chain.from_iterable(("--set", setting) for setting in SETTINGS))
     model, url = run.wait_until_serving()
-    engines = {run.pid_of("appliance.engine")}
+    engines = {run.engine_pid}
     with Load(url, model) as load:
         back_s = {}
         for number, took_s in _kills(run, load):
             back_s.setdefault(number.name, []).append(round(took_s, 2))
-            engines.add(run.pid_of("appliance.engine"))
+            engines.add(run.engine_pid)
         answers = load.answers
         run.wait_until(lambda: load.answers > answers or load.failures, "an answer after the last kill")
     assert load.failures == []

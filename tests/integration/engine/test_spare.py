@@ -76,8 +76,9 @@ def until_ready(path: Path, log: Path) -> None:
     wait_until(lambda: "The engine is ready." in log.read_text() and _answers(path), f"ready: {log}")
 
 
-def arguments(model: Path, path: Path, *more: str) -> list[str]:
-    return ["--model", str(model), "--name", "demo", "--socket", str(path), "--threads", "2", *more]
+def command(model: Path, path: Path, *more: str) -> list[str]:
+    told = ["--model", str(model), "--name", "demo", "--socket", str(path), "--threads", "2", *more]
+    return [sys.executable, "-m", "appliance.engine", *told]
 
 
 def test_it_becomes_the_engine_it_is_told_to_be_and_answers_as_a_cold_one(spare: Spare, demo_model: Path, tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_it_becomes_the_engine_it_is_told_to_be_and_answers_as_a_cold_one(spare:
     assert spare.sockets() == 1
     assert spare.anonymous_bytes() < 350 * 1024**2
     warm = tmp_path / "warm.sock"
-    told = arguments(demo_model, warm, "--max-running", "3", "--context-length", "777", "--kv-pool-bytes", str(64 * 1024**2))
+    told = command(demo_model, warm, "--max-running", "3", "--context-length", "777", "--kv-pool-bytes", str(64 * 1024**2))
     assert spare.tell(json.dumps(told).encode()) == b"taken"
     assert spare.channel.recv(100) == b"", "the channel is closed"
     until_ready(warm, spare.log)
@@ -97,7 +98,7 @@ def test_it_becomes_the_engine_it_is_told_to_be_and_answers_as_a_cold_one(spare:
     answer = ask(warm, QUESTION)
     cold = tmp_path / "cold.sock"
     with (tmp_path / "cold.log").open("w") as stderr:
-        engine = subprocess.Popen([sys.executable, "-m", "appliance.engine", *arguments(demo_model, cold)], cwd=ROOT, stderr=stderr)
+        engine = subprocess.Popen(command(demo_model, cold), cwd=ROOT, stderr=stderr)
     try:
         until_ready(cold, tmp_path / "cold.log")
         assert ask(cold, QUESTION)["choices"] == answer["choices"]

@@ -61,6 +61,8 @@ class Applianced:
         self.log = folder / "log"
         command = [sys.executable, str(FAKE_ENGINE), "--socket", "{socket}", "--max-running", "{max_running}", *engine]
         chosen = {"engine.backend": "custom", "engine.command": json.dumps(command)} | QUICK | dict(settings or {})
+        if chosen["engine.backend"] != "custom":
+            del chosen["engine.command"]
         self._arguments = ["--state-dir", str(self.state_dir), "--run-dir", str(self.run_dir)]
         for key, value in chosen.items():
             self._arguments += ["--set", f"{key}={value}"]
