@@ -197,6 +197,13 @@ def _contradictions(config: Config) -> Sequence[str]:
             f"supervisor.backoff_first_s = {supervisor.backoff_first_s:g} is above supervisor.backoff_max_s = "
             f"{supervisor.backoff_max_s:g}; lower the first wait or raise the longest"
         )
+    if config.fallback.base_url and not config.fallback.base_url.startswith(("http://", "https://")):
+        found.append(
+            f"fallback.base_url = {config.fallback.base_url!r} is no http or https URL; write for example https://api.example.com/v1"
+        )
+    for name in ("model", "api_key_file"):
+        if getattr(config.fallback, name) and not config.fallback.base_url:
+            found.append(f"fallback.{name} is set and fallback.base_url is not; set the address of the other endpoint, or remove it")
     if bool(config.gateway.tls_certificate) != bool(config.gateway.tls_key):
         found.append("gateway.tls_certificate and gateway.tls_key belong together; set both, or neither")
     if config.engine.backend == "custom" and not config.engine.command:

@@ -215,6 +215,21 @@ class ResumeTable:
 
 
 @dataclass(frozen=True, slots=True)
+class FallbackTable:
+    """[fallback] another endpoint for what would be refused; off unless base_url is set."""
+
+    base_url: str = key(
+        "",
+        "OpenAI-compatible API, such as https://api.example.com/v1, for requests that would be refused because the engine is parked or "
+        "too many wait. Their prompts then leave this box; the answers carry the header x-appliance-fallback.",
+    )
+    model: str = key("", "Model to ask for there; empty: the client's.")
+    api_key_file: str = key("", "File whose only line is the key for it; empty: none.")
+    max_concurrent: int = key(16, "Requests there at once; more are refused as without it.", minimum=1, maximum=10_000)
+    timeout_s: float = key(120.0, "Without a byte of an answer for so long, it is given up.", unit="s", minimum=1, maximum=3600)
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorTable:
     """[supervisor] how the engine is watched."""
 
@@ -292,6 +307,7 @@ class Config:
     gateway: GatewayTable = GatewayTable()
     admission: AdmissionTable = AdmissionTable()
     resume: ResumeTable = ResumeTable()
+    fallback: FallbackTable = FallbackTable()
     supervisor: SupervisorTable = SupervisorTable()
     ladder: LadderTable = LadderTable()
     diagnosis: DiagnosisTable = DiagnosisTable()

@@ -19,9 +19,8 @@ from pathlib import Path
 from appliance.config import Config, load_config, parse_overrides
 from appliance.config.load import DEFAULT_PATH
 from appliance.core.errors import ApplianceError
-from appliance.gateway.keys import KeyRing
+from appliance.gateway.files import Files, read_files
 from appliance.gateway.server import Server
-from appliance.gateway.tls import Tls
 from appliance.listening import adopt_listener, is_open_to_others, open_listener, passed_listeners, refuse_open
 
 log = logging.getLogger("gateway")
@@ -38,21 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(_config_file(options.config), parse_overrides(options.set)).config
         listeners = _listeners(config, options.fd)
-        keys = KeyRing(Path(config.gateway.api_keys_file) if config.gateway.api_keys_file else None)
-        tls = Tls(Path(config.gateway.tls_certificate), Path(config.gateway.tls_key)) if config.gateway.tls_certificate else None
-        refuse_open(listeners, allowed=config.gateway.allow_open or keys.required)
+        files = read_files(config)
+        refuse_open(listeners, allowed=config.gateway.allow_open or files.keys.required)
     except ApplianceError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return int(error.exit_code)
     _raise_descriptor_limit()
-    if keys.required and tls is None and any(is_open_to_others(listener) for listener in listeners):
+    if files.keys.required and files.tls is None and any(is_open_to_others(listener) for listener in listeners):
         log.warning("API keys and prompts cross the network in clear text: set gateway.tls_certificate, or let a proxy do TLS")
-    asyncio.run(_serve(config, keys, tls, options, listeners))
+    asyncio.run(_serve(config, files, options, listeners))
     return 0
 
 
-async def _serve(config: Config, keys: KeyRing, tls: Tls | None, options: argparse.Namespace, listeners: Sequence[socket.socket]) -> None:
-    await Server(config, keys, tls, options.run_dir, options.state_dir).run(listeners)
+async def _serve(config: Config, files: Files, options: argparse.Namespace, listeners: Sequence[socket.socket]) -> None:
+    await Server(config, files, options.run_dir, options.state_dir).run(listeners)
 
 
 def _parser() -> argparse.ArgumentParser:

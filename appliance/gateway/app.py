@@ -13,9 +13,10 @@ from appliance.gateway.client import Client, Send
 from appliance.gateway.connection import EXTENSION, ClientConnection
 from appliance.gateway.cors import Cors
 from appliance.gateway.envelope import Refused
+from appliance.gateway.fallback import Fallback
 from appliance.gateway.fuse import Fuse
 from appliance.gateway.headers import legal_request_id
-from appliance.gateway.inflight import InflightTable, new_request_id
+from appliance.gateway.inflight import InflightTable, LiveRequest, new_request_id
 from appliance.gateway.intake import ClientGone, Intake, Receive
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
@@ -39,6 +40,7 @@ class App:
         cors: Cors,
         reception: Reception,
         fuse: Fuse,
+        fallback: Fallback,
         intake: Intake,
         relay: Relay,
         pages: Pages,
@@ -49,6 +51,7 @@ class App:
         self._cors = cors
         self._reception = reception
         self._fuse = fuse
+        self._fallback = fallback
         self._intake = intake
         self._relay = relay
         self._pages = pages
@@ -108,7 +111,7 @@ class App:
             await self._fuse.check(request)
             self._reception.counted(request)
             try:
-                await self._relay.serve(request, client)
+                await self._answer(request, client)
             except asyncio.CancelledError:
                 if client.connection.gone:
                     self._reporter.client_left(self._inflight.shapes([request])[0])
@@ -118,6 +121,13 @@ class App:
             self._metrics.duration.observe(asyncio.get_running_loop().time() - request.arrived_s)
         finally:
             self._intake.drop(body)
+
+    async def _answer(self, request: LiveRequest, client: Client) -> None:
+        try:
+            await self._relay.serve(request, client)
+        except Refused as refused:
+            if not await self._fallback.serve(request, client, refused):
+                raise
 
     async def _end_cancelled(self, path: str, client: Client) -> None:
         """The client left, or the connection's own deadlines (or a drain) interrupted the request: then it is told."""

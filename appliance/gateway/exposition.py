@@ -11,6 +11,7 @@ from appliance import __version__
 from appliance.config.api_keys import PRIORITIES
 from appliance.core.states import EngineState
 from appliance.gateway.connection import ConnectionPolicy
+from appliance.gateway.fallback import Fallback
 from appliance.gateway.gate import Gate, Standing
 from appliance.gateway.inflight import InflightTable
 from appliance.gateway.metrics import Distribution, Metrics
@@ -24,9 +25,17 @@ class Exposition:
     """Reads the others; owns nothing."""
 
     def __init__(
-        self, metrics: Metrics, gate: Gate, relay: Relay, inflight: InflightTable, policy: ConnectionPolicy, sources: Sources
+        self,
+        metrics: Metrics,
+        fallback: Fallback,
+        gate: Gate,
+        relay: Relay,
+        inflight: InflightTable,
+        policy: ConnectionPolicy,
+        sources: Sources,
     ) -> None:
         self._metrics = metrics
+        self._fallback = fallback
         self._gate = gate
         self._relay = relay
         self._inflight = inflight
@@ -36,6 +45,8 @@ class Exposition:
     async def page(self) -> bytes:
         """The text format."""
         families = [*_counted(self._metrics), *self._gauges(), *await self._sources.families()]
+        outcomes = self._fallback.outcomes
+        families.append(_counter("fallback_requests", "Requests for the fallback endpoint, by what became of them.", "outcome", outcomes))
         families.append(_counter("connections_cut", "Client connections cut off, by why.", "reason", self._policy.cut))
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Once(families))

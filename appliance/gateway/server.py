@@ -24,18 +24,18 @@ from appliance.gateway.connection import KEEP_ALIVE_S, ClientConnection, Connect
 from appliance.gateway.cors import Cors
 from appliance.gateway.envelope import Refused
 from appliance.gateway.exposition import Exposition
+from appliance.gateway.files import Files
 from appliance.gateway.fuse import Fuse
 from appliance.gateway.gate import Gate
 from appliance.gateway.inflight import InflightTable, load_key
 from appliance.gateway.intake import Intake
-from appliance.gateway.keys import KeyRing
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
 from appliance.gateway.reception import Reception
 from appliance.gateway.relay import Relay
 from appliance.gateway.report import Reporter
 from appliance.gateway.sources import Sources
-from appliance.gateway.tls import SHUTDOWN_TIMEOUT_S, Tls
+from appliance.gateway.tls import SHUTDOWN_TIMEOUT_S
 from appliance.listening import BACKLOG, url_of
 
 log = logging.getLogger("gateway")
@@ -50,11 +50,10 @@ _RECONNECT_MAX_S = 1.0
 class Server:
     """Owns the listening sockets, the connections, and the tasks beside them."""
 
-    def __init__(self, config: Config, keys: KeyRing, tls: Tls | None, run_dir: Path, state_dir: Path) -> None:
+    def __init__(self, config: Config, files: Files, run_dir: Path, state_dir: Path) -> None:
         gateway = config.gateway
         self._config = config
-        self._keys = keys
-        self._tls = tls
+        self._files = files
         self._control_path = run_dir / "control.sock"
         self._policy = ConnectionPolicy(gateway.header_timeout_s, gateway.write_timeout_s, gateway.disconnect_grace_s)
         self._reporter = Reporter(AsyncControl(self._control_path))
@@ -63,11 +62,13 @@ class Server:
         fuse = Fuse(config.admission, self._gate, metrics)
         self._relay = Relay(config, self._gate, fuse, inflight, self._reporter, metrics)
         self._sources = Sources(self._gate, AsyncControl(self._control_path))
-        exposition = Exposition(metrics, self._gate, self._relay, inflight, self._policy, self._sources)
+        exposition = Exposition(metrics, files.fallback, self._gate, self._relay, inflight, self._policy, self._sources)
         pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy, exposition)
-        reception = Reception(keys, config.admission, metrics)
+        reception = Reception(files.keys, config.admission, metrics)
         cors = Cors(gateway.cors_origins)
-        app = App(cors, reception, fuse, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics)
+        app = App(
+            cors, reception, fuse, files.fallback, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics
+        )
         self._state = ServerState()
         self._uvicorn = _uvicorn_config(app)
         self._notifier = SystemdNotifier()
@@ -79,10 +80,10 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGHUP, self._files.reload)
         self._tick()
         servers = [await self._listen(listener) for listener in listeners]
-        where = ", ".join(url_of(listener, tls=self._tls is not None) for listener in listeners)
+        where = ", ".join(url_of(listener, tls=self._files.tls is not None) for listener in listeners)
         log.info("listening on %s", where)
         self._notifier.notify(f"READY=1\nSTATUS=listening on {where}")
         async with asyncio.TaskGroup() as tasks:
@@ -99,22 +100,16 @@ class Server:
 
     async def _listen(self, listener: socket.socket) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        if self._tls is None or listener.family == socket.AF_UNIX:
+        if self._files.tls is None or listener.family == socket.AF_UNIX:
             return await loop.create_server(self._accept, sock=listener, backlog=BACKLOG)
         return await loop.create_server(
             self._accept,
             sock=listener,
             backlog=BACKLOG,
-            ssl=self._tls.context,
+            ssl=self._files.tls.context,
             ssl_handshake_timeout=self._policy.header_timeout_s,
             ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         )
-
-    def _reload(self) -> None:
-        """SIGHUP: what can change without a client noticing."""
-        self._keys.reload()
-        if self._tls is not None:
-            self._tls.reload()
 
     def _accept(self) -> ClientConnection:
         return ClientConnection(self._policy, self._uvicorn, self._state)

@@ -28,6 +28,7 @@ _OF_TABLE = {
     "gateway": When.GATEWAY,
     "admission": When.GATEWAY,
     "resume": When.GATEWAY,
+    "fallback": When.GATEWAY,
     "metrics": When.GATEWAY,
 }
 _OF_KEY = {
