@@ -286,6 +286,10 @@ class DiagnosisTable:
 
     log_ring_lines: int = key(4000, "Lines of the engine's log kept in memory.", minimum=100, maximum=1_000_000)
     kernel_log: str = key("/dev/kmsg", "Where kernel messages are read; empty: not at all.")
+    patterns_dir: str = key(
+        "/etc/llm-appliance/patterns.d",
+        "Folder of your own patterns of log lines, *.toml files as in docs/failures.md; read when applianced starts. Empty: none.",
+    )
     keep_incidents: int = key(1000, "Incidents kept; the oldest go first.", minimum=10, maximum=1_000_000)
 
 
