@@ -7,19 +7,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from appliance.cli import records
 from appliance.cli.logs import Log, read_logs
 from appliance.cli.place import Place
-from appliance.cli.printing import bad, bold, good, moment, say, say_json
+from appliance.cli.printing import bad, bold, good, moment, say, say_json, warn
 from appliance.cli.verbs import Verb
 from appliance.core.diagnosis import Diagnosis
 from appliance.core.errors import ApplianceError, ExitCode
 from appliance.core.evidence import Evidence, Source
 from appliance.core.units import format_duration, parse_duration_s
+
+if TYPE_CHECKING:
+    from appliance.diagnosis.catalogue import Catalogue
 
 _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 
@@ -104,9 +107,25 @@ def diagnose(
         raise click.UsageError("--incident is about this box; leave the files out")
     from appliance.diagnosis import diagnose as judge
 
-    evidence = [*read_logs(logs, _since_s(since)), *_exit(exit_word)]
-    verdict = judge(evidence, stopped_by_us=stopped_by_us, engine=engine)
+    catalogue = _catalogue(place)
+    evidence = [*read_logs(logs, _since_s(since), catalogue), *_exit(exit_word)]
+    verdict = judge(evidence, stopped_by_us=stopped_by_us, engine=engine, catalogue=catalogue)
     return _tell(verdict, evidence, form)
+
+
+def _catalogue(place: Place) -> Catalogue:
+    """With the operator's own patterns. A configuration that cannot be read is no reason to leave a log unread."""
+    from appliance.config.schema import DiagnosisTable
+    from appliance.diagnosis import with_operator_patterns
+
+    try:
+        folder = place.load().config.diagnosis.patterns_dir
+    except ApplianceError:
+        folder = DiagnosisTable().patterns_dir
+    catalogue, problems = with_operator_patterns(Path(folder) if folder else None)
+    for problem in problems:
+        warn(problem)
+    return catalogue
 
 
 def _sources(

@@ -8,12 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from appliance.cli.printing import colour
 from appliance.core.errors import ApplianceError
 from appliance.core.evidence import Evidence, Source
+
+if TYPE_CHECKING:  # half a second of patterns, which help and plan need not wait for
+    from appliance.diagnosis.catalogue import Catalogue
 
 BAR_FROM_BYTES = 50 * 1000**2
 STDIN = Path("-")
@@ -27,8 +31,8 @@ class Log:
     source: Source | None = None
 
 
-def read_logs(logs: Sequence[Log], since_s: float | None = None) -> list[Evidence]:
-    """The evidence of all of them, in the order given.
+def read_logs(logs: Sequence[Log], since_s: float | None = None, catalogue: Catalogue | None = None) -> list[Evidence]:
+    """The evidence of all of them, in the order given; the catalogue decides which lines of a long one are kept.
 
     Raises:
         click.UsageError: a file cannot be read, or stdin is named twice.
@@ -43,7 +47,9 @@ def read_logs(logs: Sequence[Log], since_s: float | None = None) -> list[Evidenc
         for log in logs:
             progress = None if show is None else functools.partial(show, done_bytes)
             try:
-                found = read_evidence(sys.stdin.buffer if log.path == STDIN else log.path, log.source, progress=progress)
+                found = read_evidence(
+                    sys.stdin.buffer if log.path == STDIN else log.path, log.source, progress=progress, catalogue=catalogue
+                )
             except OSError as error:
                 raise click.UsageError(f"{log.path}: {error.strerror}") from None
             except ApplianceError as error:

@@ -32,6 +32,11 @@ def say(text: str = "") -> None:
     click.echo(text, color=colour())
 
 
+def warn(text: str) -> None:
+    """A line about something that is wrong and stops nothing; not among the output."""
+    click.echo(f"warning: {text}", err=True, color=colour())
+
+
 def say_json(value: Any) -> None:
     """Data for programs: one document, keys in their order."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -96,12 +96,42 @@ def _check(patterns: tuple[Pattern, ...]) -> None:
             raise PatternError(f"{pattern.pattern_id}: event {pattern.event!r} is not in the vocabulary", hint="see diagnosis/events.py")
 
 
-@functools.lru_cache(maxsize=8)
-def load_catalogue(*operator_dirs: Path) -> Catalogue:
-    """Our own patterns, then those of the operator's directories (each `*.toml`, sorted by name).
+@functools.cache
+def load_catalogue() -> Catalogue:
+    """Our own patterns.
 
     Raises:
         PatternError: a file cannot be read, or a pattern in it cannot be right.
     """
-    files = [path for directory in (PATTERNS_DIR, *operator_dirs) if directory.is_dir() for path in sorted(directory.glob("*.toml"))]
-    return Catalogue(pattern for path in files for pattern in load_patterns(path))
+    return Catalogue(pattern for path in sorted(PATTERNS_DIR.glob("*.toml")) for pattern in load_patterns(path))
+
+
+def with_operator_patterns(directory: Path | None) -> tuple[Catalogue, tuple[str, ...]]:
+    """Our own patterns and those of an operator's `*.toml`, by name, and a sentence for each file that had to be left out.
+
+    Never raises: a slip in such a file must not cost the diagnosis of a crash.
+    """
+    ours = load_catalogue()
+    try:
+        files = [] if directory is None else sorted(path for path in directory.iterdir() if path.suffix == ".toml")
+    except FileNotFoundError:
+        return ours, ()
+    except OSError as error:
+        return ours, (f"{directory}: {error.strerror}; the patterns in it are not used",)
+    patterns, problems = ours.patterns, []
+    for path in files:
+        try:
+            patterns = _joined(patterns, load_patterns(path))
+        except PatternError as error:
+            problems.append(f"{path} is left out: {error}")
+    return (ours if len(patterns) == len(ours.patterns) else Catalogue(patterns)), tuple(problems)
+
+
+def _joined(known: tuple[Pattern, ...], added: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
+    """Both, if they can stand together and each added pattern matches its own samples. Raises PatternError."""
+    _check((*known, *added))
+    for pattern in added:
+        missed = next((sample for sample in pattern.samples if pattern.search(own_words(sample)) is None), None)
+        if missed is not None:
+            raise PatternError(f"{pattern.pattern_id}: does not match its own sample {missed!r}", hint="literals are tried before regex")
+    return (*known, *added)

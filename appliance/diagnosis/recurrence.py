@@ -87,7 +87,7 @@ class Pattern:
         """For the owner."""
         return (
             f"{self.crashes_with} of {self.crashes} crashes had {self.feature} {self.value}, against {self.healthy_with} of "
-            f"{self.healthy} healthy requests ({self.lift:.0f} times as often)"
+            f"{self.healthy} healthy ones ({self.lift:.0f} times as often)"
         )
 
 

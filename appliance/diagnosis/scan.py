@@ -2,7 +2,7 @@
 
 1. A line's shape is the line without digits and hexadecimal letters; shapes that were judged once are not judged again.
 2. A new shape is read only if it contains one of the words below: every wording of every engine-log pattern that is not
-   `frequent` does (a test proves it), so words may only be added.
+   `frequent` does (a test proves it), so words may only be added. An operator's pattern adds the literals that have none.
 3. What contains a word is given to the patterns themselves.
 
 Steps 1 and 2 run over a whole chunk at a time, in C.
@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from appliance.core.evidence import Evidence, Source
-from appliance.diagnosis.catalogue import Catalogue
+from appliance.diagnosis.catalogue import Catalogue, load_catalogue
 from appliance.diagnosis.own_words import without_bodies
 from appliance.diagnosis.pattern import Kind
 
@@ -60,6 +60,7 @@ class Sieve:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
+        self._words = (*_WORDS, *_words_of(catalogue))
         self._dull: set[bytes] = set()
         self._keen: set[bytes] = set()
         self._mild: dict[bytes, int] = {}
@@ -97,7 +98,7 @@ class Sieve:
         lines = chunk.split(b"\n")
         firsts = [row for shape, row in dict(zip(reversed(shapes), range(len(shapes) - 1, -1, -1), strict=True)).items() if shape in fresh]
         text = without_bodies(b"\n".join(_ends(lines[row]) for row in firsts))
-        suspects = {firsts[index] for index in _rows_with_words(text)}
+        suspects = {firsts[index] for index in _rows_with_words(text, self._words)}
         for row in firsts:
             note = self._note(lines[row]) if row in suspects else None
             if note is None:
@@ -159,9 +160,16 @@ def _merged(rows: Sequence[tuple[int, bool]], count: int) -> Iterator[tuple[int,
         yield first, last
 
 
-def _rows_with_words(text: bytes) -> set[int]:
+def _words_of(catalogue: Catalogue) -> list[bytes]:
+    """An operator's literals that contain none of the scan's words."""
+    added = set(catalogue.patterns).difference(load_catalogue().patterns)
+    literals = {literal.encode() for pattern in added if not pattern.frequent for literal in pattern.literals}
+    return sorted(literal for literal in literals if not has_word(literal))
+
+
+def _rows_with_words(text: bytes, words: Sequence[bytes] = _WORDS) -> set[int]:
     """Rows (from 0) of the text that contain a word of the scan."""
-    hits = list(_hits(text))
+    hits = list(_hits(text, words))
     if not hits:
         return set()
     starts = [0]
@@ -170,9 +178,9 @@ def _rows_with_words(text: bytes) -> set[int]:
     return {bisect_right(starts, hit) - 1 for hit in hits}
 
 
-def _hits(text: bytes) -> Iterator[int]:
+def _hits(text: bytes, words: Sequence[bytes]) -> Iterator[int]:
     """Offsets of hits: at most one a line and word."""
-    for word in _WORDS:
+    for word in words:
         at = text.find(word)
         while at >= 0:
             yield at

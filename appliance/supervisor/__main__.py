@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import sys
@@ -19,6 +20,7 @@ from appliance.config import Config, load_config, parse_overrides
 from appliance.config.load import DEFAULT_PATH
 from appliance.config.runtimes import with_runtime
 from appliance.core.errors import ApplianceError, ConfigError
+from appliance.diagnosis.catalogue import Catalogue
 from appliance.supervisor.daemon import Supervisor
 from appliance.supervisor.groups import Delegation
 from appliance.supervisor.incidents import IncidentStore
@@ -63,11 +65,20 @@ def load(arguments: argparse.Namespace) -> Config:
     return with_runtime(load_config(path, parse_overrides(arguments.assignments)).config, arguments.state_dir)
 
 
+def load_patterns(config: Config) -> Catalogue:
+    """Half a second that the first crash shall not wait for; what is wrong with an operator's file is told and left out."""
+    folder = config.diagnosis.patterns_dir
+    catalogue, problems = diagnosis.with_operator_patterns(Path(folder) if folder else None)
+    for problem in problems:
+        log.warning(problem)
+    return catalogue
+
+
 async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir) -> None:
     """From the lock to the end. Raises ControlError."""
     with contextlib.suppress(OSError):  # IncidentStore tells
         arguments.state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-    diagnosis.load_catalogue()  # half a second of patterns that the first crash shall not wait for
+    catalogue = load_patterns(config)
     store = IncidentStore(arguments.state_dir, config.diagnosis.keep_incidents)
     try:
         supervisor = Supervisor(
@@ -75,8 +86,8 @@ async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir) 
             run_dir,
             store,
             notifier_from(os.environ),
-            diagnose=diagnosis.diagnose,
-            is_fatal_line=diagnosis.is_fatal_line,
+            diagnose=functools.partial(diagnosis.diagnose, catalogue=catalogue),
+            is_fatal_line=catalogue.fatal,
             delegation=Delegation.find(),
             adopts_orphans=ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0,
         )

@@ -32,6 +32,29 @@ RULES = f"""## What holds for every cause
 * A failure that somebody brought about from outside (a signal that we did not send, SIGSTOP) is never held against a rung.
 """
 
+OWN = """## Your own patterns
+
+A `*.toml` file in `/etc/llm-appliance/patterns.d` (`diagnosis.patterns_dir`) adds patterns of lines that only your machine prints;
+`appliancectl diagnose` reads it at once, applianced when it starts. A file with a mistake is left out with a warning that names file and
+pattern. A pattern needs all of this but `tier`, `rank` and `fatal`:
+
+```toml
+[[pattern]]
+id = "site.raid_gone"
+kind = "cause"                       # or benign, with a cause that begins with ok_
+event = "model_missing"              # the cause again
+cause = "model_missing"              # one of the labels on this page
+tier = 2                             # how deep: see the last section
+rank = 10                            # inside the tier; the lower number is the deeper cause
+fatal = true                         # this line alone means that the engine is gone: it is then killed and restarted
+sources = ["engine_log"]             # or kernel_log, systemd
+source = "our mount script"          # which program prints it
+literals = ["RAID volume"]           # one of them stands in every such line
+regex = "RAID volume \\\\S+ is gone"   # searched in the line
+samples = ["RAID volume md0 is gone"]
+```
+"""
+
 _DOES: dict[Response, str] = {
     Response.SAFER: "Restarts at once on the next rung that {better}.",
     Response.SAME_THEN_SAFER: "Restarts on the same rung, for it may have been chance; the second time on the next rung that {better}.",
@@ -46,7 +69,7 @@ _IF_GONE = "Nothing is wrong. Should an engine be gone with no more evidence tha
 
 def page() -> str:
     """The whole page."""
-    lines = [HEAD.rstrip("\n"), "", RULES.rstrip("\n")]
+    lines = [HEAD.rstrip("\n"), "", RULES.rstrip("\n"), "", OWN.rstrip("\n")]
     for group in dict.fromkeys(cause.group for cause in Cause):
         lines += ["", f"## {group[0].upper()}{group[1:]}"]
         for cause in Cause:

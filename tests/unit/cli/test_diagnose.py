@@ -151,3 +151,19 @@ def test_a_bundle_that_cannot_be_written_is_said(ctl, tmp_path: Path) -> None:
     said = ctl("diagnose", "--exit", "SIGSEGV", "--bundle", tmp_path / "none" / "out.tar.zst")
     assert said.out.startswith("segfault_native")
     assert "cannot be written: No such file or directory" in said.err
+
+
+def test_an_operators_patterns_are_used_and_a_broken_file_is_a_warning(ctl, tmp_path: Path) -> None:
+    """The verdict follows the operator's pattern; the warning on stderr names the file and the pattern."""
+    folder = tmp_path / "patterns.d"
+    folder.mkdir()
+    row = 'kind = "cause"\nevent = "disk_full"\ncause = "disk_full"\ntier = 2\nsource = "ours"\nsamples = ["the qq7 is full"]\n'
+    (folder / "a.toml").write_text(f'[[pattern]]\nid = "mine.qq7"\nliterals = ["qq7"]\nregex = "qq7 is full"\n{row}')
+    (folder / "b.toml").write_text(f'[[pattern]]\nid = "mine.greedy"\nliterals = ["qq8"]\nregex = ".*qq8"\n{row}')
+    (tmp_path / "appliance.toml").write_text(f'[diagnosis]\npatterns_dir = "{folder}"\n')
+    (tmp_path / "engine.log").write_text("loading\nthe qq7 is full\n")
+    said = ctl("--config", tmp_path / "appliance.toml", "diagnose", "--json", tmp_path / "engine.log")
+    assert json.loads(said.out)["cause"] == "disk_full"
+    assert f"warning: {folder / 'b.toml'} is left out: " in said.err
+    assert "mine.greedy" in said.err
+    assert ctl("diagnose", "--json", tmp_path / "engine.log").err == ""

@@ -8,6 +8,9 @@ import pytest
 
 from appliance.control.codec import incident_to_json
 from appliance.core.causes import Cause
+from appliance.core.diagnosis import Citation, Confidence, Diagnosis
+from appliance.core.evidence import Source
+from appliance.core.flight import FlightRecord, FlightSample
 from appliance.supervisor.incidents import IncidentStore
 
 
@@ -131,3 +134,52 @@ def test_a_requested_stop_is_no_crash(ctl, applianced, incident) -> None:
     document = incident_to_json(incident(1, Cause.OK_SHUTDOWN))
     applianced.answers |= {"incidents": {"incidents": [document]}, "incident": {"incident": document}}
     assert ctl("--run-dir", applianced.run_dir, "diagnose").code == 0
+
+
+def _flight(end_s: float) -> FlightRecord:
+    """Five minutes of ordinary load, and a last second with a batch that nothing before had."""
+    quiet = [FlightSample(end_s - 300 + second, 0, running=1 + second % 8, kv_blocks_used=10 * (second % 50)) for second in range(299)]
+    return FlightRecord.of([*quiet, FlightSample(end_s, 0, running=37, kv_blocks_used=200)])
+
+
+@pytest.fixture
+def recurring(tmp_path: Path, incident) -> Path:
+    """Three crashes of one kind at batch 37, and one of another kind in between."""
+    store = IncidentStore(tmp_path, keep=100)
+    store.load()
+    for number in (1, 2, 4):
+        store.record(incident(number, flight=_flight(1_700_000_000.0 + number)))
+    other = Citation(Source.ENGINE_LOG, 3, "RuntimeError: CUDA error: an illegal memory access was encountered", 1_700_000_003.0)
+    store.record(incident(3, diagnosis=Diagnosis(Cause.CUDA_ILLEGAL_ACCESS, Confidence.HIGH, "A kernel read where it must not.", other)))
+    store.flush()
+    store.close()
+    return tmp_path
+
+
+def test_the_same_crash_is_counted_and_what_sets_it_apart_is_told(ctl, recurring: Path) -> None:
+    """Count, last time, root without its numbers, and the batch that only the crashes had."""
+    said = ctl("--state-dir", recurring, "incidents", "--patterns")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert lines[0].startswith("3 times: cuda_oom_prefill, the last at ")
+    assert "inc-20231114-221324-abcd" in lines[0]
+    assert any("3 of 3 crashes had running = 37, against 0 of " in line for line in lines)
+    assert any(line.startswith("once: cuda_illegal_access, the last at ") for line in lines)
+
+
+def test_patterns_for_programs(ctl, recurring: Path) -> None:
+    """Counts and lift; a crash that happened once shares nothing with itself."""
+    kinds = json.loads(ctl("--state-dir", recurring, "incidents", "--patterns", "--json").out)["patterns"]
+    assert [(kind["cause"], kind["count"]) for kind in kinds] == [("cuda_oom_prefill", 3), ("cuda_illegal_access", 1)]
+    (batch,) = [one for one in kinds[0]["shared"] if (one["feature"], one["value"]) == ("running", "= 37")]
+    assert (batch["crashes_with"], batch["crashes"], batch["healthy_with"]) == (3, 3, 0)
+    assert batch["lift"] > 100
+    assert not [one for one in kinds[0]["shared"] if one["feature"] == "kv_blocks_used" and one["value"] == ">= 200"]
+    assert kinds[1]["shared"] == []
+
+
+def test_no_incidents_have_no_patterns(ctl, applianced) -> None:
+    """A sentence, or an empty list."""
+    applianced.answers["incidents"] = {"incidents": []}
+    assert ctl("--run-dir", applianced.run_dir, "incidents", "--patterns").out == "no incidents: nothing has crashed here\n"
+    assert json.loads(ctl("--run-dir", applianced.run_dir, "incidents", "--patterns", "--json").out) == {"patterns": []}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 
 import pytest
 
-from appliance.core.evidence import Source
-from appliance.diagnosis import is_fatal_line, load_catalogue
+from appliance.core.causes import Cause
+from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis import diagnose, is_fatal_line, load_catalogue, read_evidence, with_operator_patterns
 from appliance.diagnosis.catalogue import LONGEST_LINE
 from appliance.diagnosis.pattern import Pattern, PatternError, load_patterns
 from appliance.diagnosis.scan import has_word
@@ -115,10 +115,11 @@ def test_what_ends_an_engine_is_fatal(line: str) -> None:
         ('cause = "no_such_label"', "no_such_label"),
         ("samples = []", "missing"),
         ('colour = "red"', "unknown"),
+        ('samples = ["bang"]', "its own sample 'bang'"),
     ],
 )
 def test_a_bad_pattern_is_refused_with_its_name(tmp_path: Path, change: str, says: str) -> None:
-    """An operator's file with a greedy, empty, unknown or unproved pattern is refused; the message names pattern and fault."""
+    """An operator's greedy, empty, unknown or unproved pattern is left out; the sentence names file, pattern and fault."""
     good = {
         "id": '"mine.boom"', "kind": '"cause"', "event": '"disk_full"', "cause": '"disk_full"', "source": '"my program"',
         "literals": '["boom"]', "regex": '"boom"', "samples": '["boom"]',
@@ -126,19 +127,57 @@ def test_a_bad_pattern_is_refused_with_its_name(tmp_path: Path, change: str, say
     key, _, value = change.partition(" = ")
     rows = "\n".join(f"{name} = {text}" for name, text in {**good, key: value}.items())
     (tmp_path / "mine.toml").write_text(f"[[pattern]]\n{rows}\n")
-    with pytest.raises(PatternError, match=re.escape(says)) as caught:
-        load_catalogue(tmp_path)
-    assert "mine.boom" in str(caught.value)
+    catalogue, problems = with_operator_patterns(tmp_path)
+    assert catalogue is CATALOGUE
+    (problem,) = problems
+    assert str(tmp_path / "mine.toml") in problem
+    assert "mine.boom" in problem
+    assert says in problem
+
+
+BOOM = """
+[[pattern]]
+id = "mine.boom"
+kind = "cause"
+event = "disk_full"
+cause = "disk_full"
+tier = 2
+source = "my program"
+literals = ["qq7"]
+regex = "qq7 boom"
+samples = ["it went qq7 boom"]
+"""
 
 
 def test_an_operators_pattern_is_used(tmp_path: Path) -> None:
-    """A file in an operator's directory adds to ours."""
-    (tmp_path / "mine.toml").write_text(
-        '[[pattern]]\nid = "mine.boom"\nkind = "cause"\nevent = "disk_full"\ncause = "disk_full"\ntier = 2\n'
-        'source = "x"\nliterals = ["boom"]\nregex = "boom"\nsamples = ["boom"]\n'
-    )
-    found = [pattern.pattern_id for pattern, _fields in load_catalogue(tmp_path).matches("it went boom", Source.ENGINE_LOG)]
-    assert found == ["mine.boom"]
+    """A file in an operator's directory adds to ours; one that is wrong costs itself alone, as does one with our own ids."""
+    (tmp_path / "a.toml").write_text("[[pattern")
+    (tmp_path / "b.toml").write_text(BOOM)
+    (tmp_path / "c.toml").write_text(BOOM)
+    (tmp_path / "notes.txt").write_text("no pattern file")
+    catalogue, problems = with_operator_patterns(tmp_path)
+    assert [pattern.pattern_id for pattern, _fields in catalogue.matches("it went qq7 boom", Source.ENGINE_LOG)] == ["mine.boom"]
+    assert [Path(problem.split(" ")[0]).name for problem in problems] == ["a.toml", "c.toml"]
+    assert "'mine.boom'" in problems[1]
+    assert diagnose([Evidence(Source.ENGINE_LOG, "it went qq7 boom")], catalogue=catalogue).cause is Cause.DISK_FULL
+
+
+def test_an_operators_words_are_found_in_a_long_log(tmp_path: Path) -> None:
+    """The scan of a large log does not know them; the pattern's literals are added to its words."""
+    (tmp_path / "b.toml").write_text(BOOM)
+    catalogue, _problems = with_operator_patterns(tmp_path)
+    assert not has_word(b"it went qq7 boom")
+    log = [f"step {number} " + "abcdefghij"[number % 10] * (number % 7) + " ok" for number in range(3000)]
+    text = "\n".join([*log[:1500], "it went qq7 boom", *log[1500:]])
+    evidence = read_evidence(text, Source.ENGINE_LOG, catalogue=catalogue)
+    assert diagnose(evidence, catalogue=catalogue).cause is Cause.DISK_FULL
+
+
+def test_no_folder_is_no_problem(tmp_path: Path) -> None:
+    """Most machines have none; something else in its place is told."""
+    assert with_operator_patterns(None) == with_operator_patterns(tmp_path / "none") == (CATALOGUE, ())
+    (tmp_path / "file").touch()
+    assert with_operator_patterns(tmp_path / "file")[1] == (f"{tmp_path / 'file'}: Not a directory; the patterns in it are not used",)
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:

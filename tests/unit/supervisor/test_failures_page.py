@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from appliance.core.causes import Cause
-from appliance.diagnosis import diagnose
+from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis import diagnose, with_operator_patterns
 from appliance.diagnosis.samples import sample_of
 from appliance.supervisor.failures_page import page
 
@@ -15,6 +16,16 @@ from appliance.supervisor.failures_page import page
 def test_the_page_is_as_the_tables() -> None:
     """`python -m appliance.supervisor.failures_page > docs/failures.md` after a change."""
     assert (Path(__file__).parents[3] / "docs" / "failures.md").read_text(encoding="utf-8") == page()
+
+
+def test_the_page_s_own_pattern_can_be_used(tmp_path: Path) -> None:
+    """Copied into a file it is a pattern, and its sample gets its label."""
+    (tmp_path / "site.toml").write_text(page().partition("```toml\n")[2].partition("```")[0])
+    catalogue, problems = with_operator_patterns(tmp_path)
+    assert problems == ()
+    line = Evidence(Source.ENGINE_LOG, "RAID volume md0 is gone")
+    assert diagnose([line], catalogue=catalogue).cause is Cause.MODEL_MISSING
+    assert catalogue.fatal(line.text) == "site.raid_gone"
 
 
 @pytest.mark.parametrize("cause", list(Cause), ids=lambda cause: cause.label)
