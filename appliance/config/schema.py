@@ -271,6 +271,17 @@ class SupervisorTable:
     stable_after_s: float = key(3600.0, "An engine that served so long resets the counters.", unit="s", minimum=1, maximum=604800)
     start_failures_max: int = key(3, "Failed starts in a row, then PARKED: a person is needed.", minimum=1, maximum=100)
     on_park: tuple[str, ...] = key((), "Command (argument list) run when parked; the sentence is its last argument.")
+    auto_reboot: str = key(
+        "never",
+        "Reboot the machine when a lost card has it parked: never; idle: once nobody is logged in; always: at once. At most twice in "
+        "24 hours.",
+        choices=("never", "idle", "always"),
+    )
+    reboot_command: tuple[str, ...] = key(
+        ("systemctl", "reboot"),
+        "Command (argument list) of auto_reboot. The service's user has to be allowed to run it, here by a polkit rule for "
+        "org.freedesktop.login1.reboot.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,12 @@ from appliance.config.schema import Config
 from appliance.control.server import PublicationBoard
 from appliance.core.errors import ApplianceError
 from appliance.core.publication import Publication
-from appliance.core.states import EngineState
+from appliance.core.states import ANSWERING, EngineState
 from appliance.gpu.cards import Roots
 from appliance.gpu.kernel_log import KernelLine, KernelLog
 from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import events as ev
+from appliance.supervisor.aftermath import examine
 from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, cannot_plan, incident_id
 from appliance.supervisor.evidence_desk import EvidenceDesk
@@ -38,6 +39,7 @@ from appliance.supervisor.log_ring import LogLine, LogRing
 from appliance.supervisor.machine import MachineState, Purpose, publication_of, step
 from appliance.supervisor.notify import Notifier
 from appliance.supervisor.probe import ProbeSettings
+from appliance.supervisor.reboot import reboot
 from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.run_dir import RunDir
 from appliance.supervisor.settings import MachineSettings, fingerprint
@@ -213,6 +215,7 @@ class Supervisor:
         match effect:
             case ev.RecordIncident():
                 self.casework.record(effect, self._lines, self.model_name)
+                self._examine(effect.incident_id)
             case ev.RecordRecovery(incident_id=incident, recovered_s=recovered_s):
                 self.casework.recovered(incident, recovered_s)
             case ev.SaveHistory(history=history, generation=generation):
@@ -220,8 +223,22 @@ class Supervisor:
                 self.store.remember(Memory(history, generation, fingerprint(self.config)))
             case ev.Publish(publication=publication):
                 self._publish(publication)
+            case ev.Reboot(reason=reason) if self.config.supervisor.auto_reboot != "never":
+                supervisor = self.config.supervisor
+                self.start_task(reboot(supervisor.auto_reboot, supervisor.reboot_command, self.store, reason), "reboot", None)
             case ev.RunHook(sentence=sentence) if self.config.supervisor.on_park:
                 self.start_task(run_hook((*self.config.supervisor.on_park, sentence)), "on_park", None)
+
+    def _examine(self, incident: str) -> None:
+        death = self.life.death if self.life is not None else None
+        if death is not None:
+            self.start_task(examine(incident, death, self.store, self._settled, self.run_dir.path), "core dump", None)
+
+    async def _settled(self) -> None:
+        """Until the service is back, or given up."""
+        async for publication in self.board.follow():
+            if publication.state in ANSWERING or publication.state is EngineState.PARKED:
+                return
 
     # -- starting --------------------------------------------------------------------------------------------------------
 

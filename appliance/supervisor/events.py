@@ -370,11 +370,18 @@ class RunHook:
 
 
 @dataclass(frozen=True, slots=True)
+class Reboot:
+    """A lost card keeps the service down: supervisor.auto_reboot."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """The loop ends."""
 
 
 Effect = (
     WaitForGpu | Plan | Spawn | Prove | Kill | Abandon | Diagnose | RecordIncident | RecordRecovery
-    | SetTimer | SaveHistory | Publish | RunHook | Exit
+    | SetTimer | SaveHistory | Publish | RunHook | Reboot | Exit
 )  # fmt: skip

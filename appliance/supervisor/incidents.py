@@ -13,13 +13,14 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from appliance.control.codec import CodecError, from_json, incident_to_json, to_json
+from appliance.core.evidence import Evidence
 from appliance.core.incident import Incident
 from appliance.supervisor.history import History
 
@@ -101,6 +102,22 @@ class IncidentStore:
         with self._unsaved_lock:
             if incident_id in self._unsaved:
                 self._unsaved[incident_id] |= fields
+        self._write(update)
+
+    def add_evidence(self, incident_id: str, evidence: Sequence[Evidence]) -> None:
+        """What was found after the record was made."""
+        items = [to_json(item) for item in evidence]
+
+        def update(db: sqlite3.Connection) -> None:
+            row = db.execute("SELECT document FROM incidents WHERE incident_id = ?", (incident_id,)).fetchone()
+            if row is not None:
+                document = json.loads(row[0])
+                document["evidence"] += items
+                db.execute("UPDATE incidents SET document = ? WHERE incident_id = ?", (json.dumps(document), incident_id))
+
+        with self._unsaved_lock:
+            if incident_id in self._unsaved:
+                self._unsaved[incident_id]["evidence"] = [*self._unsaved[incident_id]["evidence"], *items]
         self._write(update)
 
     def note(self, kind: str, text: str) -> None:

@@ -14,6 +14,7 @@ import structlog
 from appliance.backends import ProofRequest
 from appliance.core.launch import EngineLimits, LaunchSpec
 from appliance.supervisor import events as ev
+from appliance.supervisor.core_dumps import Death
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.groups import Group
 from appliance.supervisor.hang import Hang
@@ -69,6 +70,8 @@ class EngineLife:
         self._our_signals: set[str] = set()
         self._lines_told = 0
         self._watch_outside: LifeWatch | None = None
+        self.death: Death | None = None
+        """Of its leader, by a signal."""
         self.counters: Counters | None = None
         """As it said last."""
         self._unwanted = False
@@ -227,6 +230,8 @@ class EngineLife:
 
     def _on_exit(self, status: ExitStatus) -> None:
         assert self._process is not None
+        if status.signal is not None:
+            self.death = Death(self._process.pid, self.spec.argv[0], status.signal, time.time(), self.spec.cwd)
         self._stop_probing()
         if not self._settled.is_set() and not self._unwanted:
             self._settled.set()  # _take_over sees to it

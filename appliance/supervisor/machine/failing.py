@@ -116,7 +116,9 @@ def _moved(history: History, action: Action) -> History:
 
 def _act(state: MachineState, failure: Failure, diagnosis: Diagnosis, action: Action, now_s: float) -> Step:
     if action.kind is ActionKind.PARK:
-        return park(state, action.basis, now_s)
+        parked, effects = park(state, action.basis, now_s)
+        lost_card = TABLE[diagnosis.cause].response is Response.LOST_CARD
+        return parked, (*effects, ev.Reboot(diagnosis.sentence)) if lost_card else effects
     if state.alive and action.kind is ActionKind.USE_REMAINING_GPU:
         # Who is stuck is stuck on the lost card: it holds nothing that the next life needs.
         after, effects = _act(replace(state, alive=False), failure, diagnosis, action, now_s)

@@ -24,7 +24,8 @@ def on_gpu(state: MachineState, event: ev.GpuReady | ev.NoGpu | ev.GpuWaiting | 
         case ev.GpuWaiting(reason=reason):
             return replace(state, sentence=f"waiting for the GPU: {reason}"), ()
         case ev.CardsGone(reason=reason):
-            return park(state, f"parked because {reason}", now_s)
+            parked, effects = park(state, f"parked because {reason}", now_s)
+            return parked, (*effects, ev.Reboot(reason))
         case ev.NoGpu(reason=reason) if state.settings.gpu_required:
             cure = "set gpu.mode = auto to serve on the CPU, then appliancectl resume"
             return park(state, f"parked because {reason} and gpu.mode is required; to do: {cure}", now_s)

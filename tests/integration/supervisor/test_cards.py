@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from appliance import diagnosis
-from appliance.config.schema import Config, DiagnosisTable, EngineTable
+from appliance.config.schema import Config, DiagnosisTable, EngineTable, SupervisorTable
 from appliance.core.states import EngineState
 from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import events as ev
@@ -51,7 +51,8 @@ class Box:
     async def supervising(self) -> AsyncIterator[Supervisor]:
         """A supervisor in this process, stopped at the end."""
         engine = EngineTable(backend="custom", command=(sys.executable, str(FAKE_ENGINE), "--socket", "{socket}"))
-        config = replace(Config(), engine=engine, diagnosis=DiagnosisTable(kernel_log=str(self.kmsg)))
+        watched = SupervisorTable(auto_reboot="always", reboot_command=("/bin/sh", "-c", f"echo x >> {self.folder}/reboots"))
+        config = replace(Config(), engine=engine, diagnosis=DiagnosisTable(kernel_log=str(self.kmsg)), supervisor=watched)
         self.supervised += 1
         run_dir = RunDir(self.folder / f"run-{self.supervised}")  # its lock is the process's, which is ours
         run_dir.take()
@@ -142,6 +143,20 @@ async def test_a_card_that_falls_off_the_bus_parks(tmp_path: Path) -> None:
         assert incident["action"]["kind"] == "park"
         assert "eboot" in supervisor.state.sentence
         assert supervisor.state.generation == 1
+
+
+async def test_the_machine_is_rebooted_where_the_owner_wants_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parked for want of a card: the reboot command is run, after the record; a card that is left makes it unnecessary."""
+    monkeypatch.setattr("appliance.supervisor.reboot.reboot.__defaults__", (0.1,))
+    async with supervising(tmp_path, cards=2) as (supervisor, box):
+        await reach(supervisor, EngineState.SERVING)
+        box.kmsg.write_text(record(77, XID_79))
+        await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the second life serves")
+        assert not (tmp_path / "reboots").exists()
+        box.kmsg.write_text(record(78, XID_79.replace(":01:", ":02:")))
+        await reach(supervisor, EngineState.PARKED)
+        await eventually((tmp_path / "reboots").exists, "the command was run")
+        assert supervisor.store.recall("reboots")["times"]
 
 
 async def test_the_lost_card_is_not_touched_again_in_this_boot(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 import signal
 import threading
 import time
@@ -10,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
+from appliance.supervisor.core_dumps import CORE_PATTERN
 from tests.integration.supervisor.harness import Applianced, is_alive, wait_for
 
 Start = Callable[..., Applianced]
@@ -120,6 +123,23 @@ def test_the_last_minutes_are_kept_with_the_incident(applianced: Start) -> None:
     flight = one.ask("incident")["incident"]["flight"]
     assert len(flight["time_s"]) >= 2
     assert (flight["running"][-1], flight["kv_blocks_used"][-1]) == (1, 3)
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None or CORE_PATTERN.read_text().startswith("|"), reason="no gdb, or cores go to a program")
+def test_the_stack_of_a_crash_is_added_once_the_service_is_back(applianced: Start) -> None:
+    """SIGSEGV with a core file: serving again first, then the frames are evidence of that incident, and the file is gone from memory."""
+    one = applianced()
+    before = one.wait_state("serving")
+    hard = resource.prlimit(before["engine_pid"], resource.RLIMIT_CORE)[1]
+    resource.prlimit(before["engine_pid"], resource.RLIMIT_CORE, (hard, hard))
+    os.kill(before["engine_pid"], signal.SIGSEGV)
+    one.wait_state("serving", above=1)
+    frames = wait_for(
+        lambda: [item["text"] for item in one.ask("incident")["incident"]["evidence"] if item["source"] == "stack"], "the frames", 60
+    )
+    assert frames[0].startswith("#0")
+    assert not list(one.run_dir.glob("core*"))
+    assert one.ask("incident")["incident"]["diagnosis"]["cause"] == "segfault_native"
 
 
 def test_a_long_honest_answer_is_no_hang(applianced: Start) -> None:

@@ -396,6 +396,7 @@ def test_a_lost_card_without_another_parks(cards_left: int | None, words: str) -
     drive = lost_one(on_two_cards(), cards_left)
     assert drive.state.state is State.PARKED
     assert words in drive.state.sentence
+    assert len(drive.of(ev.Reboot)) == 1
 
 
 def test_after_a_restart_in_the_same_boot_the_lost_cards_are_still_lost() -> None:
