@@ -309,6 +309,12 @@ class MetricsTable:
     """[metrics] numbers for Prometheus."""
 
     enabled: bool = key(True, "Serve /metrics on the gateway's port.")
+    traffic_days: int = key(
+        30,
+        "For how many days the traffic profile is kept: histograms of lengths, concurrency and arrivals, never any text. 0: none is made.",
+        minimum=0,
+        maximum=3650,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from appliance.config.schema import AdmissionTable
 from appliance.gateway.accounting import Account, PromptSizes
 from appliance.gateway.envelope import Refused
 from appliance.gateway.headers import Headers, value_of
-from appliance.gateway.inflight import LiveRequest, next_order
+from appliance.gateway.inflight import InflightTable, LiveRequest, next_order
 from appliance.gateway.intake import BodyFacts, facts_of
 from appliance.gateway.keys import ANYBODY, KeyRing, may_use_model
 from appliance.gateway.limits import KeyLimits
 from appliance.gateway.metrics import Metrics
+from appliance.gateway.profile import Profiler
 from appliance.gateway.routes import OPEN_PAGES, READING_METHODS, Kind, Route
 from appliance.gateway.schedule import Ticket
 from appliance.gateway.sse import dialect_of
@@ -27,11 +28,13 @@ TIMEOUT_MAX_S = 86400.0
 class Reception:
     """Owns what is known of keys and of the sizes of requests."""
 
-    def __init__(self, keys: KeyRing, admission: AdmissionTable, metrics: Metrics) -> None:
+    def __init__(self, keys: KeyRing, admission: AdmissionTable, inflight: InflightTable, profiler: Profiler, metrics: Metrics) -> None:
         self._keys = keys
         self._limits = KeyLimits()
         self._sizes = PromptSizes()
         self._admission = admission
+        self._inflight = inflight
+        self._profiler = profiler
         self._metrics = metrics
 
     def key_of(self, path: str, route: Route, headers: Headers) -> ApiKey:
@@ -51,6 +54,8 @@ class Reception:
         query: bytes = scope["query_string"]
         now_s = asyncio.get_running_loop().time()
         headers = scope["headers"]
+        if route.streams:
+            self._profiler.arrived(now_s, len(self._inflight))
         return LiveRequest(
             request_id=request_id,
             method=method,
@@ -91,6 +96,7 @@ class Reception:
         how = "usage" if account.usage is not None else "estimate"
         prompt = request.prompt_tokens if request.prompt_tokens is not None else account.prompt_tokens
         answer = account.answer_tokens if account.usage is not None or not request.notes.ids else len(request.notes.ids)
+        self._profiler.answered(prompt, answer, account.usage.cached_tokens if account.usage is not None else 0)
         self._metrics.prompt_length.observe(prompt)
         self._metrics.answer_length.observe(answer)
         self._metrics.tokens["in", how] += prompt

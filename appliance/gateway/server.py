@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 from email.utils import formatdate
 from pathlib import Path
@@ -31,6 +32,7 @@ from appliance.gateway.inflight import InflightTable, load_key
 from appliance.gateway.intake import Intake
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
+from appliance.gateway.profile import Profiler
 from appliance.gateway.reception import Reception
 from appliance.gateway.relay import Relay
 from appliance.gateway.report import Reporter
@@ -64,7 +66,8 @@ class Server:
         self._sources = Sources(self._gate, AsyncControl(self._control_path))
         exposition = Exposition(metrics, files.fallback, self._gate, self._relay, inflight, self._policy, self._sources)
         pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy, exposition)
-        reception = Reception(files.keys, config.admission, metrics)
+        self._profiler = Profiler(state_dir, config.metrics.traffic_days, time.time)
+        reception = Reception(files.keys, config.admission, inflight, self._profiler, metrics)
         cors = Cors(gateway.cors_origins)
         app = App(
             cors, reception, fuse, files.fallback, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics
@@ -87,7 +90,7 @@ class Server:
         log.info("listening on %s", where)
         self._notifier.notify(f"READY=1\nSTATUS=listening on {where}")
         async with asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(self._follow()), tasks.create_task(self._keep_time())]
+            beside = [tasks.create_task(each) for each in (self._follow(), self._keep_time(), self._profiler.keep())]
             await self._signals.get()
             for server in servers:
                 server.close()
