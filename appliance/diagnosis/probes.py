@@ -81,9 +81,12 @@ def _gateway(item: Evidence, order: int) -> Event | None:
 
 
 def _nvml(item: Evidence, order: int) -> Event | None:
-    """What the flight recorder saw: shown in the chain, never a cause by itself."""
+    """What NVML said itself (a card is lost) is a cause; what the flight recorder saw is shown in the chain and never is."""
     if not item.text:
         return None
+    if item.data.get("kind") == "lost":
+        fields = {"bdf": str(item.data.get("card", ""))}
+        return Event("gpu_off_bus", Kind.CAUSE, Cause.GPU_OFF_BUS, 0, 41, item, order, fields, "nvml.lost", fatal=True)
     return Event("echo", Kind.SYMPTOM, None, 6, 55, item, order, pattern_id=f"nvml.{item.data.get('kind', 'sample')}")
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
 from appliance.diagnosis.case import Case, engine_like, ours, signal_of, signal_of_code
+from appliance.diagnosis.causality import distance_s
 from appliance.diagnosis.events import Event, Phase, caused
 from appliance.diagnosis.pattern import Kind
 
@@ -59,11 +60,30 @@ def _aborting(case: Case) -> bool:
 
 def _stopping(signal: str, event: Event, case: Case) -> bool:
     """Ends that belong to a stop: any while we or systemd asked for one, a worker's SIGTERM in any shutdown, SIGKILL after a drain."""
-    if case.stopped_by_us or case.has("stop_requested"):
+    if _asked_for(case):
         return signal in ("SIGTERM", "SIGINT", "SIGKILL", "SIGQUIT", "SIGABRT", "SIGSEGV") and event.phase is not Phase.LOADING
     if event.source is Source.EXIT:
         return signal == "SIGKILL" and case.has("drained")
     return signal in ("SIGTERM", "SIGINT") and (event.phase is Phase.STOPPING or case.has("shutdown", "sigterm"))
+
+
+def _asked_for(case: Case) -> bool:
+    """We, or an administrator through systemd, wanted the stop; a logout that takes the user's services along is no wish."""
+    return case.stopped_by_us or (case.has("stop_requested") and not _logged_out(case))
+
+
+LOGOUT_LINES = 6
+LOGOUT_S = 15.0
+
+
+def _logged_out(case: Case) -> bool:
+    """The units were stopped right after a user's manager was, and not because the machine goes down."""
+    stop = case.first("stop_requested")
+    left = None if stop is None else case.last_before(stop, "logout")
+    if stop is None or left is None or case.has("shutdown_record"):
+        return False
+    later_s = distance_s(stop.evidence, left.evidence)
+    return stop.order - left.order <= LOGOUT_LINES and (later_s is None or later_s <= LOGOUT_S)
 
 
 def _by_its_parent(event: Event, case: Case) -> bool:
@@ -139,12 +159,12 @@ def enospc(event: Event, case: Case) -> Event:
 
 def sigterm(event: Event, case: Case) -> Event | None:
     """A stop signal is a crash only when nobody we know asked for it and the engine did not leave in order."""
-    if case.has("logout") and not (case.stopped_by_us or case.has("shutdown_record")):
-        return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="systemd ends a user's services when the user has logged out")
-    if case.stopped_by_us or case.has("stop_requested"):
+    if _asked_for(case):
         return caused(event, Cause.OK_SHUTDOWN, tier=7, rank=20, note="the stop was asked for")
     if event.pattern_id == "native.sigterm":  # only ever stopped by applianced, whose ledger would be among the evidence
         return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="no record of ours asks for this stop")
+    if _logged_out(case):
+        return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="systemd ends a user's services when the user has logged out")
     died_of_it = case.exit.signal in ("SIGTERM", "SIGINT", "SIGHUP")
     failed = case.exit.known and case.exit.code != 0 and not case.has("drained")
     dirty = case.has("wrapper", "runtime_failed", "startup_failed") or died_of_it or failed

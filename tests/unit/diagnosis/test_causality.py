@@ -7,7 +7,7 @@ import pytest
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Confidence, Diagnosis
 from appliance.core.evidence import Evidence, Source
-from appliance.diagnosis import action_for, diagnose
+from appliance.diagnosis import action_for, diagnose, read_evidence
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 48.00 MiB. "
@@ -249,3 +249,46 @@ def test_an_exception_after_the_last_sign_of_life_is_not_called_health() -> None
     ended = diagnose(log(ready, served, "KeyError: 'blk.12'"), engine="vllm")
     assert ended.cause is Cause.UNKNOWN and ended.sentence.startswith("The engine (vllm) raised an exception")
     assert diagnose(log(ready, "KeyError: 'blk.12'", served)).cause is Cause.OK_NORMAL
+
+
+LOGOUT = "Jul 22 23:{minute}:01 ws systemd[1]: Stopping user@1000.service - User Manager for UID 1000...\n"
+STOPPING = "Jul 22 23:10:01 ws systemd[{pid}]: Stopping vllm.service - vLLM in podman...\n"
+STOPPED_ENGINE = """INFO 07-22 23:00:02 [api_server.py:1] Application startup complete.
+[shutdown] EngineCore: trigger received signal=SIGTERM
+ERROR 07-22 23:10:02 [async_llm.py:525] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.
+"""
+
+
+@pytest.mark.parametrize(
+    ("journal", "cause"),
+    [
+        (LOGOUT.format(minute="10") + STOPPING.format(pid=1801), Cause.EXTERNAL_SIGTERM),
+        (LOGOUT.format(minute="02") + STOPPING.format(pid=1), Cause.UNKNOWN),
+        (STOPPING.format(pid=1) + LOGOUT.format(minute="10"), Cause.UNKNOWN),
+        (LOGOUT.format(minute="10"), Cause.EXTERNAL_SIGTERM),
+    ],
+    ids=["logout", "somebody-else-left-before", "the-administrator-left-after", "the-unit's-own-line-is-missing"],
+)
+def test_a_logout_is_nobody_s_wish(journal: str, cause: Cause) -> None:
+    """It takes the user's services along; a logout at another time has nothing to do with a stop that was asked for."""
+    evidence = [*read_evidence(STOPPED_ENGINE, Source.ENGINE_LOG), *read_evidence(journal, Source.SYSTEMD)]
+    assert diagnose(evidence).cause is cause
+
+
+CHILD = "[2026-03-02 13:00:43] Subprocess scheduler_0 (pid=77) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+TREE = "[2026-03-02 13:00:43] kill_process_tree called: parent_pid=1, include_parent=True, pid=1\n"
+
+
+@pytest.mark.parametrize(("log", "cause"), [(CHILD + TREE, Cause.KILLED_UNKNOWN), (TREE + CHILD, Cause.UNKNOWN)], ids=["before", "after"])
+def test_who_killed_a_child_is_told_by_the_order(log: str, cause: Cause) -> None:
+    """Gone before its parent cleans up: somebody outside did it. After that: the parent."""
+    assert diagnose(read_evidence(log, Source.ENGINE_LOG)).cause is cause
+
+
+def test_requests_aborted_by_a_death_are_not_its_cause() -> None:
+    """vLLM V0 aborts every request once its loop is dead; the line after the fault is no client."""
+    log = (
+        "ERROR 06-13 02:36:52 async_llm_engine.py:52] Engine background task failed\n"
+        "INFO 06-13 02:36:52 async_llm_engine.py:167] Aborted request cmpl-1.\n"
+    )
+    assert diagnose(read_evidence(log, Source.ENGINE_LOG)).cause is Cause.UNKNOWN
