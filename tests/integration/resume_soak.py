@@ -49,8 +49,6 @@ class Appliance(Protocol):
 
     def status(self) -> Json: ...
 
-    def pid_of(self, module: str) -> int | None: ...
-
 
 @dataclass(frozen=True)
 class Question:
@@ -194,7 +192,7 @@ class Soak:
             while hit_s <= time.monotonic():
                 hit_s += every_s
             time.sleep(hit_s - time.monotonic())
-            generation, pid = self._run.status()["generation"], self._run.pid_of("appliance.engine")
+            generation, pid = self._run.status()["generation"], self._run.status()["engine_pid"]
             assert pid is not None, "the engine was serving"
             os.kill(pid, number)
             while not self._is_back(generation):
