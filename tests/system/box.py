@@ -45,7 +45,7 @@ class Release:
 BUILDS = ("build-essential", "debhelper", "dh-python", "python3-pip", "python3-setuptools", "python3-wheel", "git")
 BOOKWORM = Release("bookworm", ("systemd-coredump", "man-db", "bash-completion"))
 TRIXIE = Release("trixie", BUILDS)
-NOBLE = Release("noble", BUILDS, ("deb http://archive.ubuntu.com/ubuntu noble main universe",))
+NOBLE = Release("noble", (*BUILDS, "apt"), ("deb http://archive.ubuntu.com/ubuntu noble main universe",))
 UBUNTU_KEYS = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
 MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer", "e2scrub_all.timer", "fstrim.timer", "e2scrub_reap.service", "man-db.timer")
 BOOT_S = 60.0

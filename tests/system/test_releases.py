@@ -22,13 +22,6 @@ pytestmark = pytest.mark.system
 UNIT_TESTS = ("backends", "cli", "config", "control", "core", "diagnosis", "gateway", "gpu", "planner", "supervisor")
 TOOLS = ("pytest", "pytest-timeout", "hypothesis==6.130.0", "psutil")
 """Later versions of hypothesis are compiled for one Python."""
-NEED_THE_ENGINES_LIBRARIES = (
-    "tests/unit/planner/test_gguf.py",
-    "tests/integration/gateway/test_clients.py",
-    "tests/integration/gateway/test_continuing.py",
-    "tests/integration/gateway/test_fuse.py",
-)
-"""gguf, tokenizers and openai: not on a machine that has the package alone."""
 DIFFERENT = {
     "bookworm": (
         # The parser of httptools 0.1 refuses a head of 80 KiB by itself, before we count: 400 instead of 431.
@@ -52,13 +45,19 @@ def tools(possible: None) -> Path:
 
 
 @pytest.fixture(params=[boxes.BOOKWORM, boxes.TRIXIE, boxes.NOBLE], ids=lambda release: release.suite, scope="module")
-def released(request: pytest.FixtureRequest, scratch: Path, deb: Path, tools: Path) -> Iterator[tuple[Release, Machine]]:
+def released(request: pytest.FixtureRequest, scratch: Path, deb: Path, commit: str, tools: Path) -> Iterator[tuple[Release, Machine]]:
     """A machine of a release with this checkout at /checkout."""
     release: Release = request.param
     if release is boxes.NOBLE and not (boxes.UBUNTU_KEYS.exists() or boxes.image_path(CACHE, release).is_dir()):
         pytest.skip(f"NOT TESTED ON UBUNTU: {boxes.UBUNTU_KEYS} is missing (package ubuntu-keyring)")
-    arguments = (f"--bind-ro={ROOT}:/checkout", f"--bind-ro={tools}:/testtools", f"--bind-ro={deb.parent}:/deb")
+    checkout = scratch / f"checkout-{release.suite}"  # of the commit: work may go on in the one that we are in
+    checkout.mkdir()
+    subprocess.run(f"git -C {ROOT} archive {commit} | tar -x -C {checkout}", shell=True, check=True)
+    binds = {ROOT: "/repository", checkout: "/checkout", tools: "/testtools", deb.parent: "/deb"}
+    arguments = [f"--bind-ro={source}:{target}" for source, target in binds.items()]
     box = Box(f"{release.suite}-{scratch.name[-4:]}", scratch / release.suite, (boxes.base_image(CACHE, release),), arguments).up()
+    # On everybody's path and not in PYTHONPATH: some tests start programs with an environment of their own.
+    box.do("python3", "-c", "import pathlib, site; pathlib.Path(site.getsitepackages()[0], 'testtools.pth').write_text('/testtools')")
     yield release, Machine(box)
     box.down()
 
@@ -68,7 +67,7 @@ def test_the_package_is_built_and_starts(released: tuple[Release, Machine], deb:
     release, machine = released
     package = f"/deb/{deb.name}"
     if "debhelper" in release.extra:
-        program = f"git config --global --add safe.directory '*' && /checkout/packaging/build-deb --output /srv/deb --commit {commit}"
+        program = f"git config --global --add safe.directory '*' && /repository/packaging/build-deb --output /srv/deb --commit {commit}"
         machine.box.do("sh", "-c", program, timeout_s=300)
         package = f"/srv/deb/{deb.name}"
     machine.apt("install", package)
@@ -81,9 +80,9 @@ def test_the_control_plane_with_the_libraries_of_the_release(released: tuple[Rel
     release, machine = released
     left_out = " and ".join(f"not {name}" for name in DIFFERENT.get(release.suite, ()))
     ended = machine.box.call(
-        "env", "-C", "/checkout", "PYTHONPATH=/testtools", "PYTHONDONTWRITEBYTECODE=1", "HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis",
+        "env", "-C", "/checkout", "PYTHONDONTWRITEBYTECODE=1", "HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis",
         "python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", *(["-k", left_out] if left_out else []),
-        *(f"--ignore={path}" for path in NEED_THE_ENGINES_LIBRARIES),
+        "-p", "tests.system.without_the_engine",
         *(f"tests/unit/{name}" for name in UNIT_TESTS), *(["tests/integration/gateway"] if release is boxes.BOOKWORM else []),
         timeout_s=800,
     )  # fmt: skip

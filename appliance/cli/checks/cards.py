@@ -33,6 +33,8 @@ def check_cards(machine: Machine) -> Iterator[Finding]:
         yield from _versions(machine)
         yield from _nodes(machine, len(cards))
         yield _persistenced(machine)
+        if not machine.has_module("pynvml"):
+            yield warn("NVML", "applianced cannot ask the driver: its Python finds no pynvml", "apt install python3-pynvml (in contrib)")
         yield from _sensors(machine)
         yield _other_users(machine)
     for card in cards:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,11 +79,13 @@ class Machine:
     Attributes:
         root: where its files are.
         run: runs a command on it.
+        has_module: whether the control plane's Python finds a module.
         user_groups: the numbers of the groups of the service's user; empty where there is no such user.
     """
 
     root: Path = Path("/")
     run: Callable[[Sequence[str]], Ended] = run_command
+    has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
     user_groups: frozenset[int] = frozenset()
     answers: dict[tuple[str, ...], Ended] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +16,9 @@ from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor.proc_table import read_stat
 from tests.fakes.cards import HAS_COMPILER, FakeNvml, uuid_of
 
-needs_library = pytest.mark.skipif(not HAS_COMPILER, reason="no gcc to build the library with")
+needs_library = pytest.mark.skipif(
+    not HAS_COMPILER or importlib.util.find_spec("pynvml") is None, reason="no gcc to build the library with, or no pynvml to ask it"
+)
 DEADLINE_S = 0.5
 
 

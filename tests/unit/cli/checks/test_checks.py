@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ class Box:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.has_module: Callable[[str], bool] = lambda _: True
         self.answers: dict[str, Ended] = {
             "systemctl is-active --quiet nvidia-persistenced.service": Ended(0),
             "nvidia-smi --query-gpu": Ended(0, f"{SMI}\n{SMI.replace('0,', '1,', 1)}\n"),
@@ -68,7 +69,7 @@ class Box:
 
     def findings(self) -> list[Finding]:
         """Of the cards and of the host."""
-        machine = Machine(self.root, self.run)
+        machine = Machine(self.root, self.run, self.has_module)
         return [*check_cards(machine), *check_host(machine, "/var/lib/llm-appliance")]
 
     def troubles(self) -> list[Finding]:
@@ -191,7 +192,18 @@ def test_a_node_that_is_closed_to_the_service(box: Box) -> None:
     (finding,) = box.troubles()
     assert finding.level is Level.FAIL
     assert "usermod -aG 44 llm-appliance" in finding.cure
-    assert all(found.level is Level.OK for found in check_cards(Machine(box.root, box.run, frozenset([44]))) if found.name == "nodes")
+    assert all(
+        found.level is Level.OK
+        for found in check_cards(Machine(box.root, box.run, box.has_module, frozenset([44])))
+        if found.name == "nodes"
+    )
+
+
+def test_a_control_plane_without_nvml_says_so(box: Box) -> None:
+    """Debian has pynvml in contrib only, so the package cannot depend on it."""
+    box.has_module = lambda _: False
+    (finding,) = box.troubles()
+    assert "python3-pynvml" in finding.cure
 
 
 def test_nouveau_is_named(box: Box) -> None:
