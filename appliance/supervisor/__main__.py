@@ -21,6 +21,7 @@ from appliance.config.load import DEFAULT_PATH
 from appliance.config.runtimes import with_runtime
 from appliance.core.errors import ApplianceError, ConfigError
 from appliance.diagnosis.catalogue import Catalogue
+from appliance.gpu.cards import Roots
 from appliance.supervisor.daemon import Supervisor
 from appliance.supervisor.groups import Delegation
 from appliance.supervisor.incidents import IncidentStore
@@ -34,6 +35,7 @@ EX_CONFIG = 78
 EX_FAILED = 1
 DEFAULT_STATE_DIR = Path("/var/lib/llm-appliance")
 DEFAULT_RUN_DIR = Path("/run/llm-appliance")
+MACHINE = Roots()
 _PR_SET_CHILD_SUBREAPER = 36
 
 log = structlog.get_logger()
@@ -74,7 +76,7 @@ def load_patterns(config: Config) -> Catalogue:
     return catalogue
 
 
-async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir) -> None:
+async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir, roots: Roots) -> None:
     """From the lock to the end. Raises ControlError."""
     with contextlib.suppress(OSError):  # IncidentStore tells
         arguments.state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -90,6 +92,7 @@ async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir) 
             is_fatal_line=catalogue.fatal,
             delegation=Delegation.find(),
             adopts_orphans=ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0,
+            roots=roots,
         )
         # What exists now lives for ever; keep the collector from walking it (and from dirtying its pages in forked children).
         gc.collect()
@@ -99,15 +102,15 @@ async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir) 
         store.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 after a requested stop, 78 for a configuration that cannot work, 1 for the rest."""
+def main(arguments: Sequence[str] | None = None, roots: Roots = MACHINE) -> int:
+    """Exit code: 0 after a requested stop, 78 for a configuration that cannot work, 1 for the rest. `roots`: other places in tests."""
     parsed = parse_arguments(sys.argv[1:] if arguments is None else arguments)
     outlet = configure()
     try:
         config = load(parsed)
         run_dir = RunDir(parsed.run_dir.absolute())
         run_dir.take()
-        asyncio.run(serve(parsed, config, run_dir))
+        asyncio.run(serve(parsed, config, run_dir, roots))
     except ConfigError as error:
         log.error("the configuration cannot be used", error=str(error))
         return EX_CONFIG

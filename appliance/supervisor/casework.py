@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import structlog
@@ -96,12 +96,12 @@ class Casework:
         """How many cards can still be used, the one that this verdict is about left out. None: it does not say which one that is."""
         if TABLE[diagnosis.cause].response is Response.LOST_CARD:
             roots = [link.citation.text for link in diagnosis.chain if link.role in (Role.ROOT, Role.SAME_EVENT)]
-            named = {address for text in roots if (address := card_named_in(text)) is not None}
+            named: Set[str] = {address for text in roots if (address := card_named_in(text)) is not None}
+            known = self._cards.lost - self._desk.lost_before
             usable = {card.address for card in self._cards.usable()}
-            if not named and len(usable) == 1:
-                named = usable
-            if not named and not self._cards.lost - self._desk.lost_before:
+            if not named and not known and len(usable) != 1:
                 return None
+            named = named or known or usable
             for address in named:
                 self._cards.note(address, diagnosis.sentence, for_good=diagnosis.cause is Cause.GPU_OFF_BUS)
         return len(self._cards.usable())

@@ -79,7 +79,7 @@ class Supervisor:
         self.desk = EvidenceDesk(self.kernel_log.boot_id)
         self.began_s = time.time()
         self.cards = CardLedger(roots or Roots(), self.kernel_log.boot_id, store)
-        self.gpu = GpuWatch(self.backend, roots or Roots(), self.cards, nvml or NvmlReader(), self.post, self.start_task)
+        self.gpu = GpuWatch(self.backend, roots or Roots(), self.cards, nvml or NvmlReader(), self.desk, self.post, self.start_task)
         self.flight = FlightRecorder(
             self.gpu.ask_nvml, lambda: self.life.counters if self.life is not None else None, lambda: self.state.uses_gpu
         )
@@ -320,7 +320,7 @@ class Supervisor:
 
     def sensors(self) -> dict[str, dict[str, Any]]:
         """Each of our ears: whether it hears, and why not."""
-        problems = {"kernel_log": self.kernel_log.problem, "incidents": self.store.problem}
+        problems = {"kernel_log": self.kernel_log.problem, "incidents": self.store.problem, "nvml": self.gpu.nvml_problem}
         heard = {name: {"ok": problem is None, "detail": problem or "works"} for name, problem in problems.items()}
         held = (
             "each engine is held by a cgroup of its own" if self.delegation else "no cgroup is delegated: engines are held by their session"

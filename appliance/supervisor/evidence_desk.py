@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation, Confidence, Diagnosis
 from appliance.core.evidence import Evidence, Source
 from appliance.core.requests import InflightRequest
+from appliance.diagnosis.xid import meaning_of
 from appliance.gpu.kernel_log import KernelLine
 from appliance.supervisor.hang import Hang
 from appliance.supervisor.loading import Stall
@@ -19,7 +21,8 @@ from appliance.supervisor.process import ExitStatus
 
 KERNEL_LINES = 2000
 KERNEL_BEFORE_S = 600.0
-"""Kernel lines from before the start of a life count too: a card that was lost then explains why this life could not start."""
+"""Kernel lines from before the start of a life count where they tell of something that lasts: a card that was lost then explains why
+this life could not start. An OOM kill or an application's Xid does not: it was the end of another life."""
 GATEWAY_WINDOW_S = 30.0
 GATEWAY_MAX = 50
 FAST_HEAD, FAST_TAIL = 300, 1200
@@ -33,10 +36,11 @@ class EvidenceDesk:
 
     def __init__(self, boot_id: str | None) -> None:
         self._boot_id = boot_id
-        self._kernel: deque[Evidence] = deque(maxlen=KERNEL_LINES)
-        self._gateway: deque[Evidence] = deque(maxlen=GATEWAY_MAX)
+        # Each with the moment on the clock that nobody sets: the wall clock may jump between two of them.
+        self._kernel: deque[tuple[float, Evidence]] = deque(maxlen=KERNEL_LINES)
+        self._gateway: deque[tuple[float, Evidence]] = deque(maxlen=GATEWAY_MAX)
         self._facts: list[Evidence] = []
-        self._began_s = time.time()
+        self._began_s = time.monotonic()
         self.lost_before: frozenset[str] = frozenset()
         """Cards that this life never touched, because they were lost before it began."""
         self.inflight: tuple[InflightRequest, ...] = ()
@@ -45,13 +49,15 @@ class EvidenceDesk:
     def begin_life(self, lost: frozenset[str] = frozenset()) -> None:
         """A new engine: what was found out about the old one is not about it. Kernel and gateway go on."""
         self._facts.clear()
-        self._began_s = time.time()
+        self._began_s = time.monotonic()
         self.lost_before = lost
 
     def add_kernel(self, line: KernelLine, card: str | None = None) -> None:
         """As read; `card`: the address of the one that it is about."""
         data: dict[str, object] = {"sequence": line.sequence, "replayed": line.replayed} | ({"card": card} if card else {})
-        self._kernel.append(Evidence(Source.KERNEL_LOG, line.text, line.time_s, 0, self._boot_id, data))
+        age_s = time.time() - line.time_s if line.time_s is not None else 0.0
+        item = Evidence(Source.KERNEL_LOG, line.text, line.time_s, 0, self._boot_id, data)
+        self._kernel.append((time.monotonic() - age_s, item))
 
     def add_report(self, kind: str, requests: tuple[InflightRequest, ...]) -> None:
         """From the gateway: always what is in flight; and what clients saw, where that is news."""
@@ -59,7 +65,7 @@ class EvidenceDesk:
         if kind != "traffic":
             text = {"client_disconnect": "a client closed its connection", "upstream_lost": "the engine's connection broke"}[kind]
             data = {"kind": kind, "requests": len(requests)}
-            self._gateway.append(Evidence(Source.GATEWAY, text, time.time(), boot_id=self._boot_id, data=data))
+            self._gateway.append((time.monotonic(), Evidence(Source.GATEWAY, text, time.time(), boot_id=self._boot_id, data=data)))
 
     def add_hang(self, hang: Hang, process_state: str) -> None:
         """Our own probes' finding."""
@@ -73,6 +79,10 @@ class EvidenceDesk:
         stopped = "; it was stopped by a signal (state T)" if stall.is_stopped else ""
         data: dict[str, object] = {"kind": "hang", "silent_s": stall.silent_s, "process_state": stall.states}
         self._fact(Source.PROBE, f"{stall}{stopped}", data)
+
+    def add_nvml_loss(self, address: str) -> None:
+        """NVML's own word that a card is lost."""
+        self._fact(Source.NVML, f"NVML says that the card at {address} is lost (GPU_IS_LOST)", {"kind": "lost", "card": address})
 
     def add_ending(self, text: str) -> None:
         """Its own /health said that it stops."""
@@ -106,24 +116,37 @@ class EvidenceDesk:
 
     def collect(self, lines: Sequence[LogLine]) -> list[Evidence]:
         """Everything, in the order of time within each source."""
-        now_s = time.time()
         log = [Evidence(Source.ENGINE_LOG, line.text, line.time_s, line.number, self._boot_id) for line in lines]
-        kernel = [item for item in self._kernel if self._concerns(item)]
-        gateway = [item for item in self._gateway if (item.time_s or 0.0) >= now_s - GATEWAY_WINDOW_S]
+        kernel = [item for moment_s, item in self._kernel if self._concerns(moment_s, item)]
+        since_s = time.monotonic() - GATEWAY_WINDOW_S
+        gateway = [item for moment_s, item in self._gateway if moment_s >= since_s]
         return [*log, *kernel, *gateway, *self._facts]
 
-    def _concerns(self, item: Evidence) -> bool:
-        """Whether a kernel line may be about this life: recent enough, and not about a card that it never had."""
-        time_s = item.time_s if item.time_s is not None else self._began_s
-        if not self.lost_before:
-            return time_s >= self._began_s - KERNEL_BEFORE_S
-        named = item.data.get("card")
-        if named is None and "NVRM" in item.text:
-            return time_s >= self._began_s
-        return named not in self.lost_before and time_s >= self._began_s - KERNEL_BEFORE_S
+    def _concerns(self, moment_s: float, item: Evidence) -> bool:
+        """Whether a kernel line may be about this life: not about a card that it never had, and said in its time or still true."""
+        card = item.data.get("card")
+        if card in self.lost_before:
+            return False
+        if moment_s >= self._began_s:
+            return True
+        unclear = card is None and bool(self.lost_before) and "NVRM" in item.text
+        return not unclear and moment_s >= self._began_s - KERNEL_BEFORE_S and _lasts(item.text)
 
     def _fact(self, source: Source, text: str, data: dict[str, object]) -> None:
         self._facts.append(Evidence(source, text, time.time(), boot_id=self._boot_id, data=data))
+
+
+# INFO: task python3:3310 blocked for more than 241 seconds.
+_STUCK = "blocked for more than"
+_XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
+
+
+def _lasts(text: str) -> bool:
+    """Whether what a kernel line tells of outlives the engine that it happened to."""
+    xid = _XID.search(text)
+    if xid is not None:
+        return meaning_of(int(xid[1])).lasting
+    return "NVRM" in text or _STUCK in text
 
 
 def brief(evidence: Sequence[Evidence]) -> list[Evidence]:

@@ -13,6 +13,7 @@ from appliance.gpu.lost_cards import LossReader, card_named_in, silences_card
 from appliance.gpu.nvml import NvmlReader, NvmlReport
 from appliance.supervisor import events as ev
 from appliance.supervisor.card_ledger import CardLedger
+from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.life import Post, Start
 
 SAME_LOSS_S = 10.0
@@ -22,8 +23,11 @@ SAME_LOSS_S = 10.0
 class GpuWatch:
     """Owns the NVML reader, and the task that watches, one at a time."""
 
-    def __init__(self, backend: Backend, roots: Roots, ledger: CardLedger, nvml: NvmlReader, post: Post, start: Start) -> None:
+    def __init__(
+        self, backend: Backend, roots: Roots, ledger: CardLedger, nvml: NvmlReader, desk: EvidenceDesk, post: Post, start: Start
+    ) -> None:
         self._backend = backend
+        self._desk = desk
         self._roots = roots
         self._ledger = ledger
         self._nvml = nvml
@@ -74,8 +78,14 @@ class GpuWatch:
         report = await self._nvml.ask()
         for address in report.lost:
             if self._ledger.note(address, "NVML says that it is lost", for_good=True):
+                self._desk.add_nvml_loss(address)
                 self._post(ev.GpuLost(f"NVML says that the card at {address} is lost"))
         return report
+
+    @property
+    def nvml_problem(self) -> str | None:
+        """Why NVML says nothing now; None while it does, and where nobody needs it."""
+        return self._nvml.problem
 
     def forgive(self) -> None:
         """A person asked for a new try."""

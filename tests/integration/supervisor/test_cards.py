@@ -145,6 +145,33 @@ async def test_a_card_that_falls_off_the_bus_parks(tmp_path: Path) -> None:
         assert supervisor.state.generation == 1
 
 
+async def test_nvml_may_be_the_first_to_know(tmp_path: Path) -> None:
+    """GPU_IS_LOST and not a word in the kernel log: ended within seconds, gpu_off_bus by NVML's word, and on with the other card."""
+    async with supervising(tmp_path, cards=2) as (supervisor, box):
+        await reach(supervisor, EngineState.SERVING)
+        box.nvml.order("lost 0")
+        await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the second life serves")
+        incident = supervisor.last_incident
+        assert incident is not None
+        assert (incident["diagnosis"]["cause"], incident["action"]["kind"]) == ("gpu_off_bus", "use_remaining_gpu")
+        assert incident["diagnosis"]["root"]["source"] == "nvml"
+        assert supervisor.cards.lost == {"0000:01:00"}
+
+
+async def test_an_nvml_that_hangs_ends_nothing(tmp_path: Path) -> None:
+    """The engine goes on, the sensor tells, and the recorder keeps what it knew."""
+    async with supervising(tmp_path) as (supervisor, box):
+        await reach(supervisor, EngineState.SERVING)
+        box.nvml.order("used 0 5000")
+        await eventually(lambda: supervisor.flight.record is not None and 5000 in supervisor.flight.record.vram_used_bytes, "it is read")
+        box.nvml.order("hang 0")
+        await eventually(lambda: not supervisor.sensors()["nvml"]["ok"], "the sensor tells")
+        assert "NVML" in supervisor.sensors()["nvml"]["detail"]
+        assert supervisor.state.state is EngineState.SERVING
+        assert supervisor.flight.record is not None
+        assert supervisor.flight.record.vram_used_bytes[-1] == 5000
+
+
 async def test_the_machine_is_rebooted_where_the_owner_wants_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parked for want of a card: the reboot command is run, after the record; a card that is left makes it unnecessary."""
     monkeypatch.setattr("appliance.supervisor.reboot.reboot.__defaults__", (0.1,))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from appliance import diagnosis
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation
@@ -108,3 +110,33 @@ def test_a_card_that_this_life_never_had_explains_nothing_about_it() -> None:
     desk.add_kernel(KernelLine("NVRM: Xid (PCI:0000:02:00): 13, pid=1", time.time(), 4, replayed=False), "0000:02:00")
     desk.add_kernel(KernelLine("Out of memory: Killed process 1 (python)", time.time(), 5, replayed=False))
     assert len(desk.collect([])) == 2
+
+
+def test_what_ended_another_life_explains_nothing_about_this_one() -> None:
+    """The OOM killer's line, or an application's Xid, from before the start: another engine's end. What lasts does count."""
+    desk = EvidenceDesk("boot")
+    for number, text in enumerate(
+        [
+            "Out of memory: Killed process 1 (python)",
+            "NVRM: Xid (PCI:0000:01:00): 31, pid=1, name=python, MMU Fault",
+            "NVRM: Xid (PCI:0000:01:00): 62, pid=1, name=python, halt",
+            "NVRM: API mismatch: the client has the version 515.48.07",
+            "INFO: task python3:3310 blocked for more than 241 seconds.",
+        ]
+    ):
+        desk.add_kernel(KernelLine(text, time.time(), number, replayed=False))
+    desk.begin_life()
+    assert [item.text[:9] for item in desk.collect([])] == ["NVRM: Xid", "NVRM: API", "INFO: tas"]
+    assert verdict(desk) is Cause.GPU_MCU_HALT
+
+
+def test_a_wall_clock_that_jumps_loses_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NTP sets the clock back by a day in the middle of a life: what is said after that is still about it."""
+    desk = EvidenceDesk("boot")
+    desk.begin_life()
+    now_s = time.time
+    monkeypatch.setattr(time, "time", lambda: now_s() - 86400.0)
+    desk.add_kernel(KernelLine("NVRM: Xid (PCI:0000:01:00): 31, pid=1, name=python, MMU Fault", time.time(), 1, replayed=False))
+    desk.add_report("client_disconnect", ())
+    assert {item.source for item in desk.collect([])} == {Source.KERNEL_LOG, Source.GATEWAY}
+    assert verdict(desk) is Cause.CUDA_ILLEGAL_ACCESS
