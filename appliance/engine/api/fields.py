@@ -163,7 +163,8 @@ class Fields:
 
     def _check_range(self, name: str, value: float, minimum: float, maximum: float) -> None:
         if not minimum <= value <= maximum:
-            message = f"{self.path(name)}={_SHORT.repr(value)} is out of range: {minimum} to {maximum}"
+            bound = f"at least {minimum}" if value < minimum else f"at most {maximum}"
+            message = f"{self.path(name)}={_SHORT.repr(value)} is out of range: it must be {bound}"
             raise bad_request(message, self.path(name), "invalid_value")
 
 
