@@ -13,6 +13,8 @@ import pytest
 from appliance.backends import backend_of
 from appliance.config.schema import Config, EngineTable, ModelTable
 from appliance.core.errors import ModelError
+from appliance.core.launch import SpareSpec
+from appliance.core.plan import Rung
 from appliance.engine.__main__ import parse_arguments, settings_of
 from tests.unit.supervisor.machine_cases import make_rung
 
@@ -44,6 +46,34 @@ def test_the_engine_understands_the_native_command_line(tmp_path: Path) -> None:
     assert (settings.prefill_chunk_tokens, settings.max_running, settings.context_length_tokens) == (32, 2, 0)
     argv = backend.launch_spec(config, replace(rung, context_length_tokens=1024), 8, tmp_path).argv
     assert settings_of(parse_arguments(argv[3:])).context_length_tokens == 1024
+
+
+def test_a_spare_fits_every_rung_and_no_other_model(tmp_path: Path) -> None:
+    """It knows what rungs never change; the rest is told. Other threads or other files need another spare; it can be switched off."""
+    folder = make_model(tmp_path / "m")
+    config = native(folder, threads=2)
+    backend = backend_of(config)
+    rung = backend.first_rung(config)
+
+    def spare_of(config: Config, rung: Rung = rung) -> SpareSpec | None:
+        return backend.launch_spec(config, rung, 7, tmp_path).spare
+
+    spare = spare_of(config)
+    assert spare is not None
+    settings = parse_arguments(spare.argv[3:])
+    assert (settings.spare, settings.socket, settings.model, settings.threads) == (True, None, folder.resolve(), 2)
+    assert spare == spare_of(config, replace(rung, index=3, prefill_chunk_tokens=32, max_running=1, context_length_tokens=512))
+    assert spare == spare_of(native(folder, threads=2, kv_pool_bytes=2**26))
+    assert spare != spare_of(native(folder, threads=1))
+    assert spare != spare_of(native(make_model(tmp_path / "n"), threads=2))
+    assert spare_of(native(folder, threads=2, warm_spare=False)) is None
+    (folder / "model.safetensors").write_bytes(b"other")
+    changed = spare_of(config)
+    assert changed is not None
+    assert (changed.argv, changed.env) == (spare.argv, spare.env)
+    assert changed != spare
+    (folder / "convert.log").write_text("not a file that an engine reads")
+    assert spare_of(config) == changed
 
 
 def test_rung_zero_leaves_the_context_to_the_engine(tmp_path: Path) -> None:

@@ -1,0 +1,350 @@
+"""kill -9 of the engine under a running stream: how long until the stream's next token. One run, one table.
+
+    python tests/bench/recovery.py [--kills 50] [--others 10] [--model DIR] [--supervisord PATH]
+                                   [--llama-server PATH --gguf FILE] [--json]
+
+Ours is measured with a warm spare and without one, through the gateway: the stream goes on, and its text is compared with the
+undisturbed one. Beside it, servers under what people restart them with: a shell loop without any wait and supervisord, around our
+bare engine and around llama.cpp's server. Those lose the stream, so their client asks again at once, every 10 ms, until a first token
+comes: the best that a client can do. What is not there is said and left out.
+
+The goal: median under 1.0 s, worst of 50 under 2.0 s, with the spare, on two cores with the demo model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from appliance.supervisor.spare import memory_of
+from tests.fakes.scripted_appliance import free_port
+from tests.integration.supervisor.harness import Applianced, wait_for
+
+ROOT = Path(__file__).parents[2]
+GOAL_MEDIAN_S, GOAL_WORST_S = 1.0, 2.0
+ANSWER_TOKENS = 96
+BEFORE_KILL = (5, 60)
+"""Events of the stream before the kill: anywhere in it."""
+START_S = 120.0
+RETRY_S = 0.01
+PHASES = (
+    ("the engine failed", "noticed"),
+    ("cause", "its group empty, verdict"),
+    ("Listening on", "next life listens"),
+    ("The engine is ready", "KV pool, ready"),
+    ("the engine answers", "probe answered"),
+    ("serving again", "canary, published"),
+)
+"""A word of applianced's or the engine's log, and what had happened by then."""
+
+
+@dataclass
+class Result:
+    """One row of the table."""
+
+    name: str
+    next_token_s: list[float] = field(default_factory=list)
+    goes_on: str = "no: asked again"
+    phases_ms: dict[str, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def row(self) -> str:
+        """Median, worst, how many."""
+        times = self.next_token_s
+        return f"{self.name:44}{statistics.median(times):9.2f} s{max(times):9.2f} s{len(times):7}   {self.goes_on}"
+
+
+def question(number: int) -> dict[str, Any]:
+    """A body whose greedy answer is long enough to be killed in."""
+    content = f"Question {number}: list the numbers from one to forty in words, one per line."
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True}
+
+
+def tokens(port: int, body: dict[str, Any]) -> Iterator[str]:
+    """The pieces of one streamed answer. Raises OSError or HTTPException where it breaks."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise ConnectionError(f"status {answer.status}")
+        for raw in answer:
+            line = raw.decode().strip()
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise ConnectionError(str(event["error"]))
+            piece = event["choices"][0]["delta"].get("content") if event.get("choices") else None
+            if piece:
+                yield piece
+    finally:
+        connection.close()
+
+
+class Ours:
+    """applianced and gateway as processes."""
+
+    def __init__(self, folder: Path, model: Path, *, spare: bool) -> None:
+        self._spare = spare
+        settings = {
+            "engine.backend": "native",
+            "engine.warm_spare": str(spare).lower(),
+            "model.path": str(model),
+            # As shipped. Kills a few seconds apart are no story of one engine that fails again and again: each is the first one.
+            "supervisor.stable_after_s": "1",
+            **{f"supervisor.{name}": value for name, value in (("probe_interval_s", "1"), ("probe_timeout_s", "5"))},
+            **{f"supervisor.{name}": value for name, value in (("hang_floor_s", "10"), ("hang_ceiling_s", "60"))},
+        }
+        self.applianced = Applianced(folder, settings=settings)
+        self.port = free_port()
+        command = [
+            sys.executable,
+            "-m",
+            "appliance.gateway",
+            "--run-dir",
+            str(self.applianced.run_dir),
+            "--set",
+            f"gateway.port={self.port}",
+        ]
+        self._gateway = subprocess.Popen(
+            [*command, "--state-dir", str(self.applianced.state_dir)], cwd=ROOT, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+        )
+
+    def ready(self) -> dict[str, Any]:
+        """Serving for over a second, the spare ready where there is to be one."""
+
+        def is_ready() -> dict[str, Any] | None:
+            status = self.applianced.status()
+            serving = status and status["state"] == "serving" and status["state_for_s"] > 1.2
+            spare = status and (not self._spare or status["sensors"]["warm_spare"]["detail"].startswith("ready"))
+            return status if serving and spare else None
+
+        found: dict[str, Any] = wait_for(is_ready, "serving, with its spare", START_S)
+        return found
+
+    def memory(self) -> str:
+        """Of engine and spare together."""
+        engine = memory_of(self.ready()["engine_pid"])
+        spares = [pid.pid for pid in psutil.Process(self.applianced.process.pid).children() if "--spare" in pid.cmdline()]
+        others = [memory_of(pid) for pid in spares if pid != self.ready()["engine_pid"]]
+        mib = [round(sum(one[part] for one in (engine, *others)) / 1024**2) for part in (0, 1)]
+        return f"engine{' and spare' if others else ''}: {mib[0]} MiB of their own, {mib[1]} MiB with the mapped weights (PSS)"
+
+    def stop(self) -> None:
+        """Both."""
+        self._gateway.terminate()
+        self._gateway.wait(30)
+        self.applianced.stop(timeout_s=60)
+
+
+def kill_under_stream(ours: Ours, body: dict[str, Any], right: str, after: int, result: Result) -> None:
+    """One kill; the next token, the phases, and whether the answer is the right one."""
+    status = ours.ready()
+    text, killed_s, killed_at, told_s = "", 0.0, 0.0, 0.0
+    for count, piece in enumerate(tokens(ours.port, body), 1):
+        # What the dead engine had sent already is here within milliseconds; no other life can be.
+        if killed_s and not told_s and time.monotonic() - killed_s > 0.05:
+            told_s = time.monotonic() - killed_s
+        text += piece
+        if count == after:
+            os.kill(status["engine_pid"], signal.SIGKILL)
+            killed_s, killed_at = time.monotonic(), time.time()
+    if not told_s:
+        raise SystemExit("the answer ended before its engine was killed: raise ANSWER_TOKENS")
+    result.next_token_s.append(told_s)
+    if text != right:
+        result.goes_on = "WRONG TEXT"
+        result.notes.append(f"was {right!r}\n  is {text!r}")
+    for name, ms in phases(ours.applianced.log, killed_at).items():
+        result.phases_ms.setdefault(name, []).append(ms)
+
+
+def phases(log: Path, killed_at: float) -> dict[str, float]:
+    """Milliseconds from the kill to the first line of each kind after it."""
+    found: dict[str, float] = {}
+    for line in log.read_text().splitlines():
+        with contextlib.suppress(ValueError, KeyError):
+            said = json.loads(line)
+            at = datetime.fromisoformat(said["timestamp"]).timestamp()
+            for word, name in PHASES:
+                has = word in said if word == "cause" else said["event"].startswith(word) or f" INFO {word}" in said["event"]
+                if has and at >= killed_at and name not in found:
+                    found[name] = 1000 * (at - killed_at)
+    return found
+
+
+def measure_ours(name: str, model: Path, kills: int, *, spare: bool) -> Result:
+    """One row, with all that can be said of it."""
+    result, draw = Result(name, goes_on="yes, the same text"), random.Random(7)
+    with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
+        ours = Ours(Path(folder), model, spare=spare)
+        try:
+            ours.ready()
+            right = {number: "".join(tokens(ours.port, question(number))) for number in range(4)}
+            result.notes.append(ours.memory())
+            for number in range(kills):
+                kill_under_stream(ours, question(number % 4), right[number % 4], draw.randint(*BEFORE_KILL), result)
+                print(f"  {name}, kill {number + 1}: {result.next_token_s[-1]:.3f} s", file=sys.stderr, flush=True)
+        finally:
+            ours.stop()
+    return result
+
+
+@contextlib.contextmanager
+def shell_loop(command: list[str], folder: Path) -> Iterator[psutil.Process]:
+    """`while true; do SERVER; done`."""
+    with (folder / "log").open("ab") as log:
+        loop = subprocess.Popen(
+            ["/bin/sh", "-c", f"while true; do {shlex.join(command)}; done"], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield psutil.Process(loop.pid)
+    finally:
+        os.killpg(loop.pid, signal.SIGKILL)
+        loop.wait()
+
+
+@contextlib.contextmanager
+def supervisord(command: list[str], folder: Path, program: str) -> Iterator[psutil.Process]:
+    """With its own defaults but for autorestart."""
+    (folder / "supervisord.conf").write_text(
+        f"[supervisord]\nnodaemon=true\nlogfile={folder}/supervisord.log\npidfile={folder}/pid\n"
+        f"[program:server]\ncommand={shlex.join(command)}\ndirectory={ROOT}\nautorestart=true\nstdout_logfile={folder}/log\n"
+        f"redirect_stderr=true\n"
+    )
+    parent = subprocess.Popen([program, "-c", str(folder / "supervisord.conf")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield psutil.Process(parent.pid)
+    finally:
+        parent.terminate()
+        parent.wait(60)
+
+
+def measure_other(name: str, port: int, kills: int, under: contextlib.AbstractContextManager[psutil.Process]) -> Result:
+    """A server that is restarted by somebody, and a client that asks again."""
+    result, draw = Result(name), random.Random(7)
+    with under as parent:
+        first_token(port, time.monotonic() + START_S)
+        for number in range(kills):
+            stream = tokens(port, question(number % 4))
+            for _ in range(draw.randint(*BEFORE_KILL)):
+                next(stream)
+            os.kill(wait_for(lambda: parent.children(), "the server", START_S)[0].pid, signal.SIGKILL)
+            killed_s = time.monotonic()
+            with contextlib.suppress(OSError, http.client.HTTPException, StopIteration):
+                while True:
+                    next(stream)
+            first_token(port, killed_s + START_S)
+            result.next_token_s.append(time.monotonic() - killed_s)
+            time.sleep(2.0)  # supervisord takes a program that lived less than a second for one that cannot start
+            print(f"  {name}, kill {number + 1}: {result.next_token_s[-1]:.3f} s", file=sys.stderr, flush=True)
+    return result
+
+
+def first_token(port: int, until_s: float) -> None:
+    """Ask, again and again."""
+    while True:
+        try:
+            next(tokens(port, question(0)))
+            return
+        except (OSError, http.client.HTTPException, StopIteration):
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(RETRY_S)
+
+
+def others(options: argparse.Namespace, missing: list[str]) -> Iterator[Callable[[], Result]]:
+    """Every server under every supervisor that is there."""
+    servers: list[tuple[str, Callable[[int], list[str]]]] = [
+        ("our bare engine", lambda port: [sys.executable, "-m", "appliance.engine", "--model", str(options.model), "--port", str(port)])
+    ]
+    if options.llama_server and options.gguf:
+        cores = str(len(os.sched_getaffinity(0)))
+        servers.append(
+            ("llama-server", lambda port: [options.llama_server, "-m", options.gguf, "--port", str(port), "-t", cores, "-c", "2048"])
+        )
+    else:
+        missing.append("llama.cpp's server: give --llama-server and --gguf")
+    if not options.supervisord:
+        missing.append("supervisord: give --supervisord")
+    missing += [
+        f"{what}: {why}" for what, why in (("systemd Restart=", "wants a systemd as PID 1"), ("llama-swap", "no such program here"))
+    ]
+    for server, command in servers:
+        for under in ("a shell loop", *(["supervisord"] if options.supervisord else [])):
+
+            def measure(server: str = server, under: str = under, command: Callable[[int], list[str]] = command) -> Result:
+                port = free_port()
+                with tempfile.TemporaryDirectory(prefix="recovery-") as name:
+                    folder = Path(name)
+                    loop = under == "a shell loop"
+                    context = shell_loop(command(port), folder) if loop else supervisord(command(port), folder, options.supervisord)
+                    return measure_other(f"{server} under {under}", port, options.others, context)
+
+            yield measure
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=50, help="of ours with the spare [default: %(default)s]")
+    parser.add_argument("--others", type=int, default=10, help="of everything else [default: %(default)s]")
+    parser.add_argument("--model", type=Path, default=ROOT / ".cache/models/SmolLM2-135M-Instruct")
+    parser.add_argument("--supervisord", default=shutil.which("supervisord"))
+    parser.add_argument("--llama-server", default=shutil.which("llama-server"))
+    parser.add_argument("--gguf", help="the model for llama-server")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Exit code 1 when the goal is missed or an answer was wrong."""
+    options, missing = arguments(), list[str]()
+    began = os.getloadavg()
+    spare = measure_ours("ours, with a warm spare", options.model, options.kills, spare=True)
+    results = [spare, measure_ours("ours, without", options.model, options.others, spare=False)]
+    results += [measure() for measure in others(options, missing)]
+    if options.json:
+        print(json.dumps({result.name: {"next_token_s": result.next_token_s, "phases_ms": result.phases_ms} for result in results}))
+    else:
+        print(f"\nfrom kill -9 to the next token; load of the machine {began[0]:.1f} at the beginning, {os.getloadavg()[0]:.1f} at the end")
+        print(f"{'':44}{'median':>11}{'worst':>11}{'kills':>7}   the stream goes on")
+        for result in results:
+            print(result.row())
+        for result in results:
+            if result.phases_ms:
+                print(f"\n{result.name}: milliseconds after the kill, median (worst)")
+                for name, values in result.phases_ms.items():
+                    print(f"  {name:28}{statistics.median(values):8.0f} ({max(values):.0f})")
+            for note in result.notes:
+                print(f"  {note}")
+        print("\nnot had here:", "; ".join(missing))
+    met = statistics.median(spare.next_token_s) < GOAL_MEDIAN_S and max(spare.next_token_s) < GOAL_WORST_S
+    print(f"the goal (median under {GOAL_MEDIAN_S:g} s, worst under {GOAL_WORST_S:g} s) is {'met' if met else 'MISSED'}", file=sys.stderr)
+    return 0 if met and not any(result.goes_on == "WRONG TEXT" for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
