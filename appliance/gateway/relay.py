@@ -75,7 +75,8 @@ class Relay:
             client.stop_comments()
             self._inflight.discard(request)
             self._aftermath.close(request, answered=answered)
-            self._settle_trials()
+            if self.trials:
+                self.settle()
 
     async def _serve(self, request: LiveRequest, client: Client, lane: Lane) -> None:
         loop = asyncio.get_running_loop()
@@ -101,7 +102,8 @@ class Relay:
                 request.generation = 0
                 alone_s = self.trials.leave(request)
                 lane.release(request.ticket, held_s)
-                self._settle_trials()
+                if alone_s is not None or self.trials:
+                    self.settle()
             if lost.kind is not LossKind.SET_ASIDE and request.resumability is not Resumability.FAIL:
                 client.say(sse.RESTARTING_COMMENT)
             await self._aftermath.judge(request, lost, alone_s)
@@ -149,10 +151,6 @@ class Relay:
                 request.connection.fail(UpstreamLost(LossKind.SET_ASIDE, "a suspect is tried alone"))
 
     # inside
-
-    def _settle_trials(self) -> None:
-        if self.trials:
-            self.settle()
 
     def _capacity(self) -> int:
         configured = self._config.admission.max_concurrent_decodes

@@ -6,7 +6,7 @@ which an engine that continues by ids goes on; or the same body again with what 
 And who is to blame. A request that was with two engines in a row when they died, and got no further in the second, is
 suspected: it is tried alone, and if an engine dies with it alone, it is quarantined. What got further is not suspected:
 a poison cannot get past the place where it kills. And where engines die all the time, without this request as well, one
-death proves nothing: it is tried alone again until chance explains its deaths in one case out of ten thousand.
+death proves nothing: it is tried alone again until chance explains its deaths in one case out of a thousand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from appliance.core.requests import Resumability
 
 SUSPECT_AFTER = 2
 """Engines in a row that died while a request got no further; from then on it is tried alone."""
-PROOF = 1e-4
+TRIAL_S = 2.0
+"""What a trial takes, at least, for the question how likely an engine was to die during it. Not until it died: that would
+make every early death look like proof."""
+PROOF = 1e-3
 """A request is guilty when its engines' deaths, alone with it, are less likely than this to have come by chance."""
 LIVES_MAX = 100
 """However far it gets each time: a request that takes more lives than this is not worth it."""
@@ -143,8 +146,8 @@ class Death:
     served_s: float
 
 
-def chance_of_death(deaths: Iterable[Death], own: Iterable[int], for_s: float) -> float:
-    """How likely an engine is to die within so long by what it also dies of without this request.
+def chance_of_death(deaths: Iterable[Death], own: Iterable[int], alone_s: float) -> float:
+    """How likely an engine is to die during a trial by what it also dies of without this request.
 
     Args:
         deaths: the last ones.
@@ -153,7 +156,7 @@ def chance_of_death(deaths: Iterable[Death], own: Iterable[int], for_s: float) -
     known = list(deaths)
     others = len([death for death in known if death.generation not in set(own)])
     served_s = sum(death.served_s for death in known)
-    return 1 - math.exp(-others / served_s * for_s) if others and served_s > 0 else 0.0
+    return 1 - math.exp(-others / served_s * max(alone_s, TRIAL_S)) if others and served_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

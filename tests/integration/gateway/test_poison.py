@@ -133,3 +133,17 @@ async def test_a_poison_in_the_middle_of_its_stream_is_found_too(run_dir: Path) 
     assert len(events) == 6
     assert (events[-1]["error"]["code"], events[-1]["error"]["incident_id"]) == ("request_quarantined", f"inc-{scripted.generation - 1}")
     assert scripted.generation == 4
+
+
+async def test_an_innocent_suspect_is_tried_answered_and_holds_up_nobody(run_dir: Path) -> None:
+    """It lost two engines by chance; in its trial the engine lives; behind it the lane is open again."""
+    async with watched(run_dir, program="upstream.py", limits=EngineLimits("fake", 4096, 8, 65536)) as (gateway, scripted):
+        suspect = asyncio.ensure_future(gateway.post({"do": "whole", "delay_s": 0.5}))
+        for generation in (1, 2):
+            await gateway.until(lambda status, g=generation: any(one["generation"] == g for one in status["inflight"]), "with the engine")
+            scripted.kill_engine()
+        assert (await suspect).status == 200
+        assert "tried alone" in gateway.log.read_text()
+        answers = await asyncio.wait_for(asyncio.gather(*(gateway.post({"do": "whole"}) for _ in range(10))), 5)
+    assert [answer.status for answer in answers] == [200] * 10
+    assert scripted.generation == 3

@@ -9,7 +9,7 @@ import pytest
 from appliance.core.launch import ContinuesBy
 from appliance.core.requests import Resumability
 from appliance.gateway.quarantine import KEPT_MAX, SUSPICION_TTL_S, Quarantine
-from appliance.gateway.resume import LIVES_MAX, Death, Loss, Losses, Progress, Verdict, Way, after_loss, chance_of_death, way_on
+from appliance.gateway.resume import LIVES_MAX, TRIAL_S, Death, Loss, Losses, Progress, Verdict, Way, after_loss, chance_of_death, way_on
 
 REPLAY, CONTINUE, FAIL = Resumability.REPLAY, Resumability.CONTINUE, Resumability.FAIL
 
@@ -32,7 +32,7 @@ def lost(*chances: float, fruitless: int = 1, crashes: int = 0, lives: int = 1) 
         (Loss(CONTINUE, lost(0.0, fruitless=3, crashes=3), 0.0), Verdict.QUARANTINE),
         (Loss(FAIL, lost(0.0, fruitless=3, crashes=3), 0.0), Verdict.QUARANTINE),
         (Loss(CONTINUE, lost(0.1, fruitless=3, crashes=3), 0.0), Verdict.ALONE),  # engines die all the time
-        (Loss(CONTINUE, lost(0.1, 0.1, 0.1, 0.05, fruitless=6, crashes=6), 0.0), Verdict.QUARANTINE),
+        (Loss(CONTINUE, lost(0.1, 0.1, 0.1, 0.09, fruitless=6, crashes=6), 0.0), Verdict.QUARANTINE),
         (Loss(CONTINUE, lost(0.1, fruitless=4, crashes=2), 0.0), Verdict.FAIL_ATTEMPTS),
     ],
 )
@@ -75,7 +75,8 @@ def test_the_chance_that_an_engine_dies_anyway() -> None:
     """By how often it died without this request, in the time that it served."""
     deaths = [Death(1, 10.0), Death(2, 10.0), Death(3, 10.0), Death(4, 10.0)]
     assert chance_of_death(deaths, [1, 2, 3, 4], 5.0) == 0.0
-    assert chance_of_death(deaths, [3, 4], 1.0) == pytest.approx(1 - math.exp(-2 / 40))
+    assert chance_of_death(deaths, [3, 4], 4.0) == pytest.approx(1 - math.exp(-2 / 40 * 4))
+    assert chance_of_death(deaths, [3, 4], 0.001) == pytest.approx(1 - math.exp(-2 / 40 * TRIAL_S))
     assert chance_of_death(deaths, [3, 4], 1000.0) == pytest.approx(1.0)
     assert chance_of_death([], [3, 4], 1000.0) == 0.0
 
