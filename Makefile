@@ -1,6 +1,7 @@
 # The LLM appliance. `make run` serves a demo model; `make test` runs everything that CI runs.
 
 PYTHON ?= python3
+PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STATE := .appliance
@@ -29,7 +30,7 @@ run: venv ## Bring the demo model once, then serve it at http://127.0.0.1:8000/v
 	@exec $(BIN)/appliancectl --state-dir $(STATE) run
 
 test: check ## Lint, types, import contracts and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Needs root, systemd-nspawn and mmdebstrap (tests/system/box.py says what is missing); skipped, and said so, where it cannot be.
 test-system: venv ## Install the package on machines with a real systemd, and kill, upgrade and purge it
