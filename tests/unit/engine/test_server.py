@@ -214,7 +214,7 @@ def test_port_is_loopback_only() -> None:
     ("arguments", "words"),
     [
         ([], "--model"),
-        (["--model", "m"], "one of the arguments --socket --port is required"),
+        (["--model", "m"], "one of the arguments --socket --port --spare is required"),
         (["--model", "m", "--socket", "s", "--port", "1"], "not allowed with"),
         (["--model", "m", "--port", "70000"], "--port: 70000 is out of range: from 0 to 65535"),
         (["--model", "m", "--port", "0", "--threads", "two"], "--threads: 'two' is no number"),

@@ -367,7 +367,7 @@ async def test_a_wait_ends_with_its_client_s_patience() -> None:
     lane = make_lane(1)
     inside = await taken(lane, 1)
     hurried = enter(lane, 2, due_s=asyncio.get_running_loop().time() + 0.05)
-    with pytest.raises(Refused, match=r"no slot became free within 0\.05") as refused:
+    with pytest.raises(Refused, match=r"no slot became free within \d") as refused:
         await hurried
     assert refused.value.code == "queue_timeout"
     assert lane.queue_length == 0
