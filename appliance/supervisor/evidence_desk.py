@@ -118,7 +118,7 @@ class EvidenceDesk:
         """Everything, in the order of time within each source."""
         log = [Evidence(Source.ENGINE_LOG, line.text, line.time_s, line.number, self._boot_id) for line in lines]
         kernel = [item for moment_s, item in self._kernel if self._concerns(moment_s, item)]
-        since_s = time.monotonic() - GATEWAY_WINDOW_S
+        since_s = max(time.monotonic() - GATEWAY_WINDOW_S, self._began_s)
         gateway = [item for moment_s, item in self._gateway if moment_s >= since_s]
         return [*log, *kernel, *gateway, *self._facts]
 

@@ -19,7 +19,7 @@ async def test_the_engine_never_has_more_than_its_slots(run_dir: Path) -> None:
             assert answer.status == 200
             finished.append(number)
 
-        first = [asyncio.ensure_future(running.post({"do": "whole", "delay_s": 0.3})) for _ in range(3)]
+        first = [asyncio.ensure_future(running.post({"do": "whole", "delay_s": 3})) for _ in range(3)]
         await running.until(lambda status: status["slots"]["in_use"] == 3, "three run")
         clients = []
         for number in range(12):
