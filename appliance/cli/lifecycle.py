@@ -17,20 +17,33 @@ reason_option = click.option("--reason", default="asked with appliancectl", show
 json_option = click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
 
 
+def _rung(_: click.Context, __: click.Parameter, word: str | None) -> int | None:
+    """`original`, or the number of a rung. Which rungs there are, applianced knows; here only the word is judged."""
+    if word is None or word.isdecimal():
+        return int(word) if word is not None else None
+    if word != "original":
+        raise click.BadParameter(f"{word!r} is neither `original` nor the number of a rung, as `appliancectl status` shows it")
+    return 0
+
+
 @click.command(cls=Verb)
+@click.option("--rung", metavar="N|original", callback=_rung, help="The setting to restart on; original is what is configured.")
 @reason_option
 @json_option
 @click.pass_obj
-def restart(place: Place, reason: str, as_json: bool) -> None:
+def restart(place: Place, rung: int | None, reason: str, as_json: bool) -> None:
     """Restart the engine; clients wait.
 
-    Answers in progress may finish first; requests that come in meanwhile are held and answered by the next engine.
+    Answers in progress may finish first; requests that come in meanwhile are held and answered by the next engine. After crashes
+    the appliance may have chosen a safer setting: `--rung original` goes back.
 
     \b
     Example:
       appliancectl restart --reason "new driver"
+      appliancectl restart --rung original
     """
-    _ask(place, "restart", "restarting the engine; `appliancectl status` says when it serves again", as_json, reason=reason)
+    asked: dict[str, Any] = {"reason": reason} | ({"rung": rung} if rung is not None else {})
+    _ask(place, "restart", "restarting the engine; `appliancectl status` says when it serves again", as_json, **asked)
 
 
 @click.command(cls=Verb)

@@ -86,3 +86,17 @@ def test_a_refusal_of_applianced_is_told_with_its_hint(ctl, applianced) -> None:
     said = ctl("--run-dir", applianced.run_dir, "resume")
     assert (said.code, said.out) == (1, "")
     assert said.err == "appliancectl: nothing is parked\n  appliancectl status says what is going on\n"
+
+
+@pytest.mark.parametrize(("word", "rung"), [("original", 0), ("2", 2)])
+def test_a_person_may_choose_the_rung(ctl, applianced, word: str, rung: int) -> None:
+    """The way back from a safer setting."""
+    assert ctl("--run-dir", applianced.run_dir, "restart", "--rung", word).code == 0
+    assert applianced.asked == [("restart", {"reason": "asked with appliancectl", "rung": rung})]
+
+
+def test_a_rung_that_is_none_is_refused_before_anything_is_asked(ctl, applianced) -> None:
+    """Usage, exit code 2."""
+    said = ctl("--run-dir", applianced.run_dir, "restart", "--rung", "up")
+    assert (said.code, applianced.asked) == (2, [])
+    assert "'up' is neither `original` nor the number of a rung" in said.err
