@@ -117,7 +117,7 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing finer, for a missing file as for a bad one
         reason = "there is no such file" if not path.exists() else str(error)
-        raise ModelError(f"{path} cannot be read: {reason}", hint="copy the model folder again (the demo: `appliancectl setup --demo`)") from error
+        raise ModelError(f"{path} cannot be read: {reason}", hint="copy the folder again (the demo: `appliancectl setup --demo`)") from error
 
 
 def _read_json(path: Path) -> dict[str, object]:
@@ -127,7 +127,7 @@ def _read_json(path: Path) -> dict[str, object]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}", hint="copy the model folder again (the demo: `appliancectl setup --demo`)") from error
+        raise ModelError(f"{path} cannot be read: {error}", hint="copy the folder again (the demo: `appliancectl setup --demo`)") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object")
     return value

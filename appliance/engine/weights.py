@@ -23,7 +23,7 @@ from appliance.core.units import format_bytes
 from appliance.engine.manifest import check_manifest
 
 _LFS_MAGIC = b"version https://git-lfs.github.com"
-_AGAIN = "copy the model folder again (the demo: `appliancectl setup --demo`)"
+_AGAIN = "copy the folder again (the demo: `appliancectl setup --demo`)"
 _LONGEST_HEADER_BYTES = 100 * 1024**2
 """safetensors' own limit."""
 
