@@ -117,7 +117,9 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing finer, for a missing file as for a bad one
         reason = "there is no such file" if not path.exists() else str(error)
-        raise ModelError(f"{path} cannot be read: {reason}", hint="copy the folder again (the demo: `appliancectl setup --demo`)") from error
+        raise ModelError(
+            f"{path} cannot be read: {reason}", hint="copy the folder again (the demo: `appliancectl setup --demo`)"
+        ) from error
 
 
 def _read_json(path: Path) -> dict[str, object]:
