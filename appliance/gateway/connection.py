@@ -203,6 +203,8 @@ class ClientConnection(HttpToolsProtocol):
             self.policy.count("pipelined")
             return
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":  # for which the cycle writes no body
+            self.cycle.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
         self._asked = True
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope["extensions"] = {EXTENSION: self}
@@ -259,6 +261,39 @@ class ClientConnection(HttpToolsProtocol):
         if self.transport.can_write_eof():  # TLS cannot be closed on one side; there the client goes by the length
             self.transport.write_eof()
         self._linger_due_s = self.loop.time() + LINGER_S
+
+
+class _HeadWithBody:
+    """The transport as uvicorn's cycle sees it: the head of an answer goes out with the first of its body, in one system call."""
+
+    __slots__ = ("_head", "_transport", "write")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+        self.write = self._keep_head
+
+    def is_closing(self) -> bool:
+        """Asked by the cycle."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Called by the cycle after the last answer of a connection."""
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
+
+    def _keep_head(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1 100"):  # an interim answer waits for nothing
+            self._transport.write(data)
+            return
+        self._head = data
+        self.write = self._send_both
+
+    def _send_both(self, data: bytes) -> None:
+        head, self._head = self._head, b""
+        self._transport.write(head + data)
+        self.write = self._transport.write
 
 
 def _slow(what: str, limit_s: float, rest: str) -> Refused:

@@ -57,7 +57,7 @@ def limits_of(admission: AdmissionTable, engine: EngineLimits | None) -> Limits:
 def must_count(body_bytes: int, limits: Limits) -> bool:
     """Whether a body of so many bytes could be refused."""
     most_possible = body_bytes + TEMPLATE_TOKENS
-    return 0 < limits.most_tokens < most_possible or any(length <= most_possible for length in limits.fused)
+    return 0 < limits.most_tokens < most_possible or (bool(limits.fused) and min(limits.fused) <= most_possible)
 
 
 def judge(prompt_tokens: int, limits: Limits, param: str) -> Refused | None:
@@ -90,6 +90,8 @@ class Fuse:
         self._gate = gate
         self._metrics = metrics
         self._turn = asyncio.Semaphore(COUNTS_AT_ONCE)
+        self._seen: EngineLimits | None = None
+        self._limits = limits_of(admission, None)
         self._cannot_count: int | None = None
         """The generation of an engine without the counting endpoint."""
 
@@ -101,8 +103,7 @@ class Fuse:
         """
         if request.path not in COUNTED or request.method != "POST":
             return
-        publication = self._gate.view.publication
-        limits = limits_of(self._admission, publication.limits if publication is not None else None)
+        limits = self._limits_now()
         if request.prompt_tokens is None and must_count(len(request.body), limits):
             await self._count(request)
         if request.prompt_tokens is None:
@@ -111,6 +112,13 @@ class Fuse:
         if refused is not None:
             self._metrics.fuse_trips[refused.code] += 1
             raise refused
+
+    def _limits_now(self) -> Limits:
+        publication = self._gate.view.publication
+        engine = publication.limits if publication is not None else None
+        if engine is not self._seen:
+            self._seen, self._limits = engine, limits_of(self._admission, engine)
+        return self._limits
 
     async def _count(self, request: LiveRequest) -> None:
         """Sets `prompt_tokens`, if the engine answers. Raises Refused where it says that the prompt is too long."""

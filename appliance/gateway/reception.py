@@ -11,7 +11,7 @@ from appliance.config.api_keys import PRIORITIES, ApiKey
 from appliance.config.schema import AdmissionTable
 from appliance.gateway.accounting import Account, PromptSizes
 from appliance.gateway.envelope import Refused
-from appliance.gateway.headers import Headers, value_of
+from appliance.gateway.headers import Headers
 from appliance.gateway.inflight import InflightTable, LiveRequest, next_order
 from appliance.gateway.intake import BodyFacts, facts_of
 from appliance.gateway.keys import ANYBODY, KeyRing, may_use_model
@@ -54,6 +54,7 @@ class Reception:
         query: bytes = scope["query_string"]
         now_s = asyncio.get_running_loop().time()
         headers = scope["headers"]
+        patience, priority = _wishes(headers)
         if route.streams:
             self._profiler.arrived(now_s, len(self._inflight))
         return LiveRequest(
@@ -71,10 +72,10 @@ class Reception:
                 request_id=request_id,
                 flow=key.name or _address(scope),
                 tokens=self._tokens(route, facts, len(body)),
-                level=_level(key, headers),
+                level=_level(key, priority),
                 max_concurrent=key.max_concurrent,
                 max_queued=key.max_queued,
-                due_s=self._due_s(headers, now_s),
+                due_s=self._due_s(patience, now_s),
             ),
             takes_slot=route.takes_slot and method not in READING_METHODS,
         )
@@ -111,10 +112,20 @@ class Reception:
         answer = (facts.max_tokens or self._admission.assumed_answer_tokens) * facts.answers if route.streams else 0
         return self._sizes.estimate(body_bytes) + answer
 
-    def _due_s(self, headers: Headers, now_s: float) -> float | None:
-        given = value_of(headers, b"x-request-timeout")
+    def _due_s(self, given: bytes | None, now_s: float) -> float | None:
         timeout_s = self._admission.request_timeout_s if given is None else _seconds(given)
         return now_s + timeout_s if timeout_s else None
+
+
+def _wishes(headers: Headers) -> tuple[bytes | None, bytes | None]:
+    """How long its client waits, and its class, where it says so."""
+    patience = priority = None
+    for name, value in headers:
+        if name == b"x-request-timeout":
+            patience = value
+        elif name == b"x-priority":
+            priority = value
+    return patience, priority
 
 
 def _seconds(given: bytes) -> float:
@@ -133,10 +144,9 @@ def _seconds(given: bytes) -> float:
     return timeout_s
 
 
-def _level(key: ApiKey, headers: Headers) -> int:
+def _level(key: ApiKey, given: bytes | None) -> int:
     """The key's class, or the lower one that the request asks for."""
     own = PRIORITIES.index(key.priority)
-    given = value_of(headers, b"x-priority")
     if given is None:
         return own
     asked = given.decode("latin-1").lower()

@@ -56,8 +56,10 @@ async def test_a_burst_of_one_key_at_most_doubles_the_wait_of_another(run_dir: P
             task.cancel()
         await asyncio.gather(*neighbours, return_exceptions=True)
     assert status["queue"]["length"] >= 90
-    # One slot is free every HELD_S / 4 on the mean, and after HELD_S at the latest: the yardstick where few wait for less.
-    assert beside_many[-1] <= 2 * max(beside_few[-1], HELD_S) + NOISE_S, (beside_few, beside_many)
+    # A slot is free after HELD_S at the latest: the yardstick where few wait for less. test_schedule.py has the p99 of
+    # thousands, in simulated time; here the machine's own hiccups are in it, so the three slowest are left out.
+    assert beside_many[-4] <= 2 * max(beside_few[-4], HELD_S), (beside_few, beside_many)
+    assert beside_many[15] <= 2 * max(beside_few[15], HELD_S), (beside_few, beside_many)
 
 
 async def test_two_keys_share_the_slots(run_dir: Path) -> None:

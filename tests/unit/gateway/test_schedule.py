@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import random
 from collections import Counter
 
 import pytest
@@ -90,6 +92,37 @@ def test_a_burst_does_not_delay_the_single_request_of_another_flow(burst: int, m
         assert taken(schedule) is other
     else:  # both are new: one request of the burst may be first
         assert other in (taken(schedule), taken(schedule))
+
+
+def single_waits(seed: int, queued: int, count: int, slots: int = 4) -> list[float]:
+    """Simulated: what each request of a key that asks now and then waits, beside a key that keeps so many queued. Sorted."""
+    generator = random.Random(seed)
+    schedule, waits, next_s = Schedule(), [], 0.0
+    frees_s = [0.0] * slots
+    single: Ticket | None = None
+    while len(waits) < count:
+        free_s = heapq.heappop(frees_s)
+        if single is None and next_s <= free_s:
+            single = ticket("single", generator.randint(50, 5000))
+            schedule.add(single)
+        while schedule.counts["busy"] < queued:
+            schedule.add(ticket("busy", generator.randint(50, 5000)))
+        granted = taken(schedule)
+        assert granted is not None
+        heapq.heappush(frees_s, free_s + granted.tokens / 1000)
+        if granted is single:
+            waits.append(free_s - next_s)
+            single, next_s = None, free_s + generator.uniform(0, 10)
+    return sorted(waits)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_burst_of_a_hundred_at_most_doubles_the_p99_wait_of_another_key(seed: int) -> None:
+    """Of two thousand single requests: beside one in the queue, and beside a hundred that are always there."""
+    beside_one, beside_many = (single_waits(seed, queued, 2000) for queued in (1, 100))
+    p99 = int(2000 * 0.99)
+    assert beside_many[p99] <= 2 * beside_one[p99]
+    assert beside_many[-1] <= 2 * beside_one[-1]
 
 
 @given(st.lists(st.integers(1, 40_000), min_size=40, max_size=120), st.lists(st.integers(1, 40_000), min_size=40, max_size=120))
