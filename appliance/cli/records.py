@@ -28,7 +28,7 @@ def recent(place: Place, limit: int) -> list[Document]:
     try:
         answer = client.ask(place.control_socket(), "incidents", limit=limit)
     except Unreachable as error:
-        rows = _read(place, "SELECT document FROM incidents ORDER BY time_s DESC LIMIT ?", (limit,), error)
+        rows = _read(place, "SELECT document FROM incidents ORDER BY rowid DESC LIMIT ?", (limit,), error)
         return [row | {"evidence": [], "flight": None} for row in rows]
     incidents: list[Document] = answer["incidents"]
     return incidents

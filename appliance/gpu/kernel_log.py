@@ -32,12 +32,13 @@ _USER_FACILITY = 8
 
 @dataclass(frozen=True, slots=True)
 class KernelLine:
-    """One message. `replayed`: it was in the log before we began to listen."""
+    """One message. `replayed`: it was in the log before we began to listen. `uptime_s`: on the kernel's own clock, which nobody sets."""
 
     text: str
     time_s: float | None
     sequence: int
     replayed: bool
+    uptime_s: float | None = None
 
 
 def parse(raw: bytes, boot_time_s: float, sequence: int, *, replayed: bool) -> KernelLine | None:
@@ -52,14 +53,14 @@ def parse(raw: bytes, boot_time_s: float, sequence: int, *, replayed: bool) -> K
         text = raw.decode("utf-8", errors="replace").strip("\r\n")
         stamp = _STAMP.match(text)
         if stamp is not None:
-            return KernelLine(stamp["text"], boot_time_s + float(stamp["s"]), sequence, replayed)
+            return KernelLine(stamp["text"], boot_time_s + float(stamp["s"]), sequence, replayed, float(stamp["s"]))
         return KernelLine(text, None, sequence, replayed) if text else None
     if int(record["priority"]) >= _USER_FACILITY:
         return None
     message = record["text"].split(b"\n", 1)[0]  # what follows are KEY=VALUE lines
     message = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), message)
-    time_s = boot_time_s + int(record["usec"]) / 1e6
-    return KernelLine(message.decode("utf-8", errors="replace"), time_s, int(record["sequence"]), replayed)
+    uptime_s = int(record["usec"]) / 1e6
+    return KernelLine(message.decode("utf-8", errors="replace"), boot_time_s + uptime_s, int(record["sequence"]), replayed, uptime_s)
 
 
 def boot_id() -> str | None:

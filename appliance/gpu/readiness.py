@@ -101,28 +101,29 @@ def judge(files: Readiness, report: NvmlReport) -> Readiness:
 async def wait(
     roots: Roots,
     wait_s: float,
-    ask_nvml: Callable[[], Awaitable[NvmlReport]],
+    ask_nvml: Callable[[], Awaitable[NvmlReport]] | None,
     tell: Callable[[Readiness], None],
     lost: Callable[[], frozenset[str]] = frozenset,
 ) -> Readiness:
     """Until the cards can be used. Without any card: at once. After `wait_s` fewer cards than expected will do.
 
     Args:
+        ask_nvml: None where the cards have served in this boot already: their files are enough, and no restart waits for NVML.
         tell: called with each answer that is not the last.
         lost: addresses of cards that were lost in this boot; may grow while we wait.
     """
     began_s, pause_s = time.monotonic(), POLL_FIRST_S
     while True:
         now = look(roots, lost())
-        if now.ready:
+        if now.ready and ask_nvml is not None:
             now = judge(now, await ask_nvml())
         late = time.monotonic() - began_s >= wait_s
         if now.ready or now.code in (Code.NO_GPU, Code.GPU_LOST):
             return now
         if late and now.code is Code.GPU_MISSING and now.cards > 0:
             return Readiness(Code.READY, now.cards, now.reason)
-        if now.code is Code.NVML_HUNG and lost():
-            # The files say that the other cards are there, and NVML is not asked again beside a lost one.
+        if now.code is Code.NVML_HUNG and (late or lost()):
+            # The files say that the cards are there; NVML is not asked again beside a lost one, and an engine may do without it.
             return Readiness(Code.READY, now.cards, f"{now.cards} by the files alone ({now.reason})")
         waited = f" (for {format_duration(time.monotonic() - began_s)} now, gpu.wait_s = {wait_s:g})" if late else ""
         tell(Readiness(now.code, now.cards, now.reason + waited))

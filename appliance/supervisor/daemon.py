@@ -95,6 +95,7 @@ class Supervisor:
         self._timers: dict[ev.Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
+        self._have_served = False
         self._around = Surroundings(self.desk, self.post, self.start_task, is_fatal_line, _log_engine_line)
 
     # -- the loop --------------------------------------------------------------------------------------------------------
@@ -167,6 +168,7 @@ class Supervisor:
             log.info(self.state.sentence, state=self.state.state.value, before=before.state.value, generation=self.state.generation)
             self.store.note(move, self.state.sentence)
             self.spares.look()
+            self._have_served |= self.state.answering
             if self.state.state is EngineState.DRAINING and self.life is not None:
                 self.life.hurry()
         if isinstance(event, ev.StopRequested):
@@ -187,7 +189,7 @@ class Supervisor:
     def _perform(self, effect: ev.Effect) -> None:
         match effect:
             case ev.WaitForGpu():
-                self.gpu.begin(self.config)
+                self.gpu.begin(self.config, have_served=self._have_served)
             case ev.Plan():
                 self._plan(effect)
             case ev.Spawn():

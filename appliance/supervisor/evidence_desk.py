@@ -55,9 +55,10 @@ class EvidenceDesk:
     def add_kernel(self, line: KernelLine, card: str | None = None) -> None:
         """As read; `card`: the address of the one that it is about."""
         data: dict[str, object] = {"sequence": line.sequence, "replayed": line.replayed} | ({"card": card} if card else {})
-        age_s = time.time() - line.time_s if line.time_s is not None else 0.0
+        now_s = time.monotonic()
+        moment_s = min(line.uptime_s, now_s) if line.replayed and line.uptime_s is not None else now_s
         item = Evidence(Source.KERNEL_LOG, line.text, line.time_s, 0, self._boot_id, data)
-        self._kernel.append((time.monotonic() - age_s, item))
+        self._kernel.append((moment_s, item))
 
     def add_report(self, kind: str, requests: tuple[InflightRequest, ...]) -> None:
         """From the gateway: always what is in flight; and what clients saw, where that is news."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from appliance.backends import Backend
 from appliance.config.schema import Config
@@ -41,8 +42,8 @@ class GpuWatch:
         self.words = "not looked at yet"
         """What was found last, for the status."""
 
-    def begin(self, config: Config) -> None:
-        """Answers with GpuWaiting, then GpuReady, NoGpu or CardsGone."""
+    def begin(self, config: Config, *, have_served: bool) -> None:
+        """Answers with GpuWaiting, then GpuReady, NoGpu or CardsGone. Cards that have served are not asked about, just looked for."""
         if self._task is not None:
             self._task.cancel()
         mode = config.gpu.mode
@@ -53,7 +54,7 @@ class GpuWatch:
             self._none(f"{seen} the {self._backend.name} engine computes on the CPU")
         else:
             defect = ev.GpuWaiting("our watch of the cards failed by a defect")
-            self._task = self._start(self._watch(config.gpu.wait_s), "gpu", defect)
+            self._task = self._start(self._watch(config.gpu.wait_s, None if have_served else self.ask_nvml), "gpu", defect)
 
     def hear(self, text: str, *, replayed: bool) -> str | None:
         """A kernel message, and which card it is about. Replayed ones are remembered; what happened before we came ends nothing."""
@@ -100,12 +101,12 @@ class GpuWatch:
         cards = cards_on_bus(self._roots)
         return cards[0].address if len(cards) == 1 else None
 
-    async def _watch(self, wait_s: float) -> None:
+    async def _watch(self, wait_s: float, ask_nvml: Callable[[], Awaitable[NvmlReport]] | None) -> None:
         def tell(answer: readiness.Readiness) -> None:
             self.words = f"{answer.code.value}: {answer.reason}"
             self._post(ev.GpuWaiting(self.words))
 
-        answer = await readiness.wait(self._roots, wait_s, self.ask_nvml, tell, lambda: self._ledger.lost)
+        answer = await readiness.wait(self._roots, wait_s, ask_nvml, tell, lambda: self._ledger.lost)
         self.words = answer.reason
         if answer.code is readiness.Code.NO_GPU:
             self._none(answer.reason)

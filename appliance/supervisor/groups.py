@@ -207,6 +207,7 @@ class Delegation:
         return CgroupGroup(self._path / f"spare-{number}")
 
     def _settle(self) -> Delegation:
+        self._clear_left_behind()
         leaf = self._path / self.LEAF
         leaf.mkdir(exist_ok=True)
         for word in (self._path / "cgroup.procs").read_text().split():
@@ -214,6 +215,14 @@ class Delegation:
         with contextlib.suppress(OSError):  # the controller may not be available: then nobody counts OOM kills for us
             (self._path / "cgroup.subtree_control").write_text("+memory")
         return self
+
+    def _clear_left_behind(self) -> None:
+        """Of an applianced that was killed: nobody of its engines may live on beside ours, and empty cgroups are not to pile up."""
+        for path in (*self._path.glob("engine-*"), *self._path.glob("spare-*")):
+            with contextlib.suppress(OSError):
+                (path / "cgroup.kill").write_text("1")
+            with contextlib.suppress(OSError):  # still being emptied: the next applianced sees it again
+                path.rmdir()
 
 
 def _own_cgroup() -> str | None:

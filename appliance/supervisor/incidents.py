@@ -132,11 +132,12 @@ class IncidentStore:
 
     def recent(self, limit: int) -> list[Document]:
         """Newest first, without evidence and flight record. Blocking: call it in a thread."""
-        rows = self._worker.submit(self._read, "SELECT document FROM incidents ORDER BY time_s DESC LIMIT ?", (limit,)).result()
+        rows = self._worker.submit(self._read, "SELECT document FROM incidents ORDER BY rowid DESC LIMIT ?", (limit,)).result()
         with self._unsaved_lock:
-            documents = {document["incident_id"]: document for document in [*rows, *self._unsaved.values()]}
-        newest = sorted(documents.values(), key=lambda document: float(document["time_s"]), reverse=True)
-        return [document | {"evidence": [], "flight": None} for document in newest[:limit]]
+            # In the order in which they were recorded: the wall clock may have been set back between two of them.
+            documents = {document["incident_id"]: document for document in [*self._unsaved.values()][::-1]}
+        documents |= {document["incident_id"]: document for document in rows if document["incident_id"] not in documents}
+        return [document | {"evidence": [], "flight": None} for document in [*documents.values()][:limit]]
 
     def one(self, incident_id: str) -> Document | None:
         """Whole; the newest for an empty id; None if there is none. Blocking."""
@@ -169,7 +170,7 @@ class IncidentStore:
 
         def insert(db: sqlite3.Connection) -> None:
             db.execute("INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?)", row)
-            keep = "SELECT incident_id FROM incidents ORDER BY time_s DESC LIMIT ?"
+            keep = "SELECT incident_id FROM incidents ORDER BY rowid DESC LIMIT ?"
             db.execute(f"DELETE FROM incidents WHERE incident_id NOT IN ({keep})", (self._keep,))
 
         def saved() -> None:

@@ -104,7 +104,7 @@ class EngineLife:
     def _watch(self, process: EngineProcess) -> None:
         self._process = process
         listener = Listener(ready=self._on_ready, progress=self._on_progress, hung=self._on_hang, ending=self._on_ending)
-        self._prober = Prober(self.spec, self._probes, self._fallback, process.cpu_s, listener)
+        self._prober = Prober(self.spec, self._probes, self._fallback, process.cpu_s, listener, lambda: process.is_unread)
         self._probing = self._start(self._prober.run(), "prober", ev.HangDetected(self.generation, "our prober failed by a defect"))
         self._look_from_outside(process)
 

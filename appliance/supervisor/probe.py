@@ -20,6 +20,8 @@ READY_POLL_S = 0.01
 READY_POLL_MAX_S = 0.5
 """While it loads: quick at first (a spare serves after 20 ms), slower for a load of minutes."""
 HURRY_INTERVAL_S = 0.1
+LATE_S = 0.25
+"""A question that took so much longer than its deadline was held up in our own loop."""
 SILENT_INTERVAL_S = 0.2
 """After a probe without an answer."""
 
@@ -71,7 +73,18 @@ class Listener:
 class Prober:
     """Asks one life until it is cancelled. Owns nothing but its task's time."""
 
-    def __init__(self, spec: LaunchSpec, settings: ProbeSettings, fallback: EngineLimits, cpu_s: Callable[[], float], to: Listener) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        settings: ProbeSettings,
+        fallback: EngineLimits,
+        cpu_s: Callable[[], float],
+        to: Listener,
+        is_unread: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_unread`: whether the engine may be waiting for us to read its log: then its silence is given the ceiling."""
+        self._is_unread = is_unread
+        self._unread_s = float("-inf")
         self._spec = spec
         self._settings = settings
         self._fallback = fallback
@@ -122,9 +135,11 @@ class Prober:
             pause_s = min(pause_s * 1.05, READY_POLL_MAX_S)
 
     async def _look(self, watch: hang.Watch) -> tuple[hang.Watch, hang.Hang | None]:
-        limits = self._settings.hang
+        asked_s = time.monotonic()
+        limits = self._limits(asked_s)
+        patience_s = hang.patience_s(watch, asked_s, limits, self._settings.timeout_s)
         try:
-            answer = await self._ask(hang.patience_s(watch, time.monotonic(), limits, self._settings.timeout_s))
+            answer = await self._ask(patience_s)
             problem = "" if answer.status == 200 else f"status {answer.status}"
         except NoAnswer as error:
             answer, problem = Answer(0, b""), str(error)
@@ -132,15 +147,25 @@ class Prober:
         counters = Counters.of(body)
         if answer.status == 503 and body.get("status") == "draining":
             self._tell_ending(counters.running)
+        elif problem and now_s - asked_s > patience_s + LATE_S:
+            return watch, None  # it was we who were kept from reading its answer
         elif problem:
             found = hang.judge_silence(watch, now_s, cpu_s, limits, problem)
             return hang.missed(watch, now_s, cpu_s), found
         watch = hang.answered(watch, now_s, cpu_s, counters.progress, counters.running)
         self._to.progress(counters)
-        found = hang.judge_progress(watch, now_s, limits)
+        # The answer says how things stood when it was asked for, however late we come to read it.
+        found = hang.judge_progress(watch, asked_s, limits)
         if found is None and counters.counts_requests and not self._told_ending:
             found = self._canary.look(now_s, cpu_s, counters.progress, counters.running, counters.waiting)
         return watch, found
+
+    def _limits(self, now_s: float) -> hang.HangLimits:
+        """As configured; while its log waits to be read by us, and for the floor after that, the ceiling alone."""
+        limits = self._settings.hang
+        if self._is_unread():
+            self._unread_s = now_s
+        return hang.HangLimits(limits.ceiling_s, limits.ceiling_s) if now_s - self._unread_s < limits.floor_s else limits
 
     def _tell_ending(self, running: int) -> None:
         if not self._told_ending:

@@ -22,8 +22,8 @@ from appliance.supervisor.log_ring import LogLine, LogRing
 from appliance.supervisor.proc_table import ProcStat
 
 READ_BYTES = 65536
-READS_A_TURN = 8
-"""An engine that floods its log may not keep the loop from its other duties."""
+READS_AT_ONCE = 32
+"""When a verdict waits for all that was said. Else one read a turn of the loop: a flood may not keep it from its other duties."""
 ABORT_GRACE_S = 1.0
 """From SIGABRT to SIGKILL: time for faulthandler to write the stacks, not for a core dump of the whole card."""
 CLEAR_PAUSE_S = 0.002
@@ -128,6 +128,7 @@ class EngineProcess:
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         self._output: int | None = output
+        self._unread = False
         self._pidfd = os.pidfd_open(popen.pid)
         self._exited = asyncio.Event()
         self._clearing: asyncio.Task[str | None] | None = None
@@ -137,7 +138,7 @@ class EngineProcess:
 
     def becomes_engine(self, ring: LogRing, on_lines: Callable[[Sequence[LogLine]], None], on_exit: Callable[[ExitStatus], None]) -> None:
         """A spare is one from here on: what it says and how it ends is told to others."""
-        self._read_output()
+        self._read_output(READS_AT_ONCE)
         self._ring, self._on_lines, self._on_exit = ring, on_lines, on_exit
         self._group.becomes_engine()
         _set_oom_score_adj(str(self.pid), OOM_SCORE_ADJ)
@@ -152,6 +153,11 @@ class EngineProcess:
         """CPU time used by the leader so far: an engine that computes is not one that sleeps for ever."""
         stat = proc_table.read_stat(self.pid)
         return stat.cpu_ticks / os.sysconf("SC_CLK_TCK") if stat is not None else 0.0
+
+    @property
+    def is_unread(self) -> bool:
+        """It says more than we could read so far: then it may wait for us, not we for it."""
+        return self._unread
 
     def members(self) -> tuple[ProcStat, ...]:
         """Everybody of its group who is alive."""
@@ -187,12 +193,12 @@ class EngineProcess:
 
     def drain_output(self) -> None:
         """Read what is in the pipe now, so that a verdict stands on all that was said."""
-        self._read_output()
+        self._read_output(READS_AT_ONCE)
 
     def close(self) -> None:
         """Reap the leader and give the descriptors back. Only after end() returned None, or when it does not matter any more."""
         if self._output is not None:
-            self._read_output()
+            self._read_output(READS_AT_ONCE)
             self._close_output()
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
@@ -233,14 +239,16 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
-    def _read_output(self) -> None:
-        for _ in range(READS_A_TURN):
+    def _read_output(self, reads: int = 1) -> None:
+        for _ in range(reads):
             if self._output is None:
                 return
             try:
                 data = os.read(self._output, READ_BYTES)
             except BlockingIOError:
+                self._unread = False
                 return
+            self._unread = len(data) == READ_BYTES
             lines = self._ring.feed(data, time.time()) if data else self._ring.finish(time.time())
             if not data:
                 self._close_output()
@@ -259,7 +267,7 @@ class EngineProcess:
         if result is None:
             return
         self._loop.remove_reader(self._pidfd)
-        self._read_output()
+        self._read_output(READS_AT_ONCE)
         if result.si_code == os.CLD_EXITED:
             self.exit = ExitStatus(code=result.si_status)
         else:

@@ -9,6 +9,8 @@ Token n of an answer is " t<n>", so a test knows every byte to expect. `POST /fa
     {"kind": "stall"}                         answers /health, produces no token any more
     {"kind": "hang"}                          blocks its loop: nothing is answered, SIGTERM neither
     {"kind": "deaf"}                          closes its socket and stays alive
+    {"kind": "eat"}                           takes memory until somebody ends it, or it gets no more
+    {"kind": "flood", "lines": 50000}         prints so many lines at once
     {"kind": "refuse"}                        answers /health and gives 500 to every prompt
     {"kind": "script", "steps": [...]}        several of these in turn; {"kind": "wait", "s": 65} among them
 """
@@ -24,6 +26,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +148,30 @@ class FakeEngine:
             print(fault["text"], file=sys.stderr, flush=True)
         elif kind == "stall":
             self.flowing.clear()
+        elif kind == "eat":
+            eat()
+        elif kind == "flood":
+            print("\n".join(f"flood {n} of a log that says nothing" for n in range(int(fault["lines"]))), file=sys.stderr, flush=True)
         elif kind == "refuse":
             self.refusing = True
         elif kind == "hang":
             time.sleep(3600)
         elif kind == "deaf" and self.server is not None:
             self.server.close()
+
+
+def eat() -> None:
+    """10 MiB at a time, every page touched."""
+    taken = []
+    try:
+        while True:
+            taken.append(bytearray(os.urandom(1)) * (10 * 2**20))
+            time.sleep(0.01)
+    except MemoryError:
+        taken.clear()
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def framed(text: str) -> bytes:

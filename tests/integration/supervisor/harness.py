@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Applianced:
         settings: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
         cgroup: Path | None = None,
+        program: Sequence[str] = ("-m", "appliance.supervisor"),
     ) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
@@ -68,12 +69,13 @@ class Applianced:
             self._arguments += ["--set", f"{key}={value}"]
         self._environment = dict(os.environ) | dict(environment or {})
         self._cgroup = cgroup
+        self._program = program
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
         """Begin, or begin again on the same folders."""
         (self.folder / "appliance.toml").touch()
-        argv = [sys.executable, "-m", "appliance.supervisor", "--config", str(self.folder / "appliance.toml"), *self._arguments]
+        argv = [sys.executable, *self._program, "--config", str(self.folder / "appliance.toml"), *self._arguments]
         if self._cgroup is not None:
             argv = ["/bin/sh", "-c", f'echo $$ > {self._cgroup}/cgroup.procs && exec "$@"', "sh", *argv]
         with self.log.open("ab") as log:

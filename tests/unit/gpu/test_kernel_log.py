@@ -16,7 +16,7 @@ from appliance.gpu.kernel_log import KernelLine, KernelLog, parse
 def test_a_record_is_taken_apart() -> None:
     """Sequence, time on the wall clock, text with its escapes undone and without the KEY=VALUE lines."""
     line = parse(b"4,1234,2500000,-,caller=T1;NVRM: a\\x0aNVRM: b\n SUBSYSTEM=pci\n DEVICE=+pci:x\n", 1000.0, 1, replayed=True)
-    assert line == KernelLine("NVRM: a\nNVRM: b", 1002.5, 1234, True)
+    assert line == KernelLine("NVRM: a\nNVRM: b", 1002.5, 1234, True, 2.5)
 
 
 def test_what_a_program_wrote_is_not_believed() -> None:
@@ -26,7 +26,7 @@ def test_what_a_program_wrote_is_not_believed() -> None:
 
 def test_plain_lines_are_taken_as_they_are() -> None:
     """`dmesg` text, with or without its stamp."""
-    assert parse(b"[   12.500000] NVRM: x", 1000.0, 7, replayed=False) == KernelLine("NVRM: x", 1012.5, 7, False)
+    assert parse(b"[   12.500000] NVRM: x", 1000.0, 7, replayed=False) == KernelLine("NVRM: x", 1012.5, 7, False, 12.5)
     assert parse(b"NVRM: x", 1000.0, 7, replayed=False) == KernelLine("NVRM: x", None, 7, False)
 
 

@@ -75,7 +75,7 @@ def test_a_new_life_begins_with_a_clean_desk() -> None:
 def test_old_kernel_lines_are_not_about_this_life() -> None:
     """A kernel line of an hour before the start explains nothing; one without a time may."""
     desk = EvidenceDesk("boot")
-    desk.add_kernel(KernelLine("old", time.time() - 3600, 1, replayed=True))
+    desk.add_kernel(KernelLine("NVRM: old", time.time() - 3600, 1, replayed=True, uptime_s=time.monotonic() - 3600))
     desk.add_kernel(KernelLine("undated", None, 2, replayed=True))
     assert [item.text for item in desk.collect(())] == ["undated"]
 

@@ -14,8 +14,9 @@ import pytest
 from appliance.backends.native import PROOF
 from appliance.backends.protocol import ProofRequest
 from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
+from appliance.supervisor.hang import Hang, HangLimits
 from appliance.supervisor.http_get import Answer, NoAnswer, exchange
-from appliance.supervisor.probe import limits_of, prove
+from appliance.supervisor.probe import Listener, Prober, ProbeSettings, limits_of, prove
 from tests.unit.supervisor.machine_cases import LADDER
 
 
@@ -114,3 +115,22 @@ def test_limits_of_an_engine_that_says_nothing() -> None:
     assert limits_of(Answer(200, b'{"limits": {"model_id": "m"}}'), fallback) == fallback
     good = {"model_id": "m", "context_length_tokens": 4, "max_running": 5, "kv_tokens": 6}
     assert limits_of(Answer(200, json.dumps({"limits": good}).encode()), fallback) == EngineLimits("m", 4, 5, 6)
+
+
+async def test_an_engine_that_waits_for_us_to_read_its_log_is_given_the_ceiling(tmp_path: Path) -> None:
+    """A flood of its log stops its steps until we have read it: that is our slowness, for as long as it can be ours."""
+    unread = [True]
+    found: list[Hang] = []
+    stuck = ok({"status": "ok", "progress": 5, "running": 1, "waiting": 0})
+    async with server(tmp_path, stuck) as endpoint:
+        settings = ProbeSettings(0.02, 1.0, HangLimits(0.2, 1.0))
+        listener = Listener(lambda _: None, lambda _: None, found.append, lambda _: None)
+        began_s = time.monotonic()
+        prober = Prober(spec_of(endpoint), settings, EngineLimits("m", 1, 1, 1), lambda: 0.0, listener, lambda: unread[0])
+        running = asyncio.create_task(prober.run())
+        await asyncio.sleep(0.5)
+        assert not found
+        unread[0] = False
+        await asyncio.wait_for(running, 10)
+    assert time.monotonic() - began_s >= 0.6
+    assert found[0].running == 1
