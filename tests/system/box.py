@@ -132,7 +132,8 @@ def _mirror() -> str:
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(CODENAME)", "Created-By: Packages"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     found = [line.split()[0] for line in lines if line.split()[1:] == ["Debian", BOOKWORM.suite]]
-    return found[0] if found else "http://deb.debian.org/debian"
+    assert found, f"apt knows no Debian {BOOKWORM.suite} here: add it to the sources and run apt-get update"
+    return found[0]
 
 
 @contextlib.contextmanager
