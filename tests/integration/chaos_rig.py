@@ -36,6 +36,9 @@ EAT_LIMIT_BYTES = 120 * 2**20
 SETTINGS = {
     "supervisor.stable_after_s": "1",
     "supervisor.backoff_max_s": "1",
+    # Two cores for applianced, gateway, engine and clients: a healthy engine may well wait a second for its turn.
+    "supervisor.hang_floor_s": "1.5",
+    "supervisor.hang_ceiling_s": "5",
     "supervisor.start_stall_s": "3",
     "supervisor.canary_s": "1",
     "diagnosis.keep_incidents": "300",
