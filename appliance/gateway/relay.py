@@ -60,6 +60,8 @@ class Relay:
             lane.close()
             if standing is Standing.REFUSE:
                 lane.refuse_all(self._gate.refusal)
+        if standing is Standing.REFUSE:
+            self.trials.refuse_all(self._gate.refusal)
 
     async def serve(self, request: LiveRequest, client: Client) -> None:
         """Answer it, or raise Refused."""

@@ -1,4 +1,4 @@
-"""Suspects are tried alone: one at a time, when those who were there before them have been served.
+"""Suspects are tried alone: one at a time, when those who were there before them have been served, or OTHERS_MAX_S are over.
 
 For a trial the lane of slots is closed and runs empty. Answers that can be gone on with exactly are taken back from the
 engine for that; the others are waited for, CLOSED_MAX_S at most, since newcomers wait too: then the trial is put off. The
@@ -18,16 +18,18 @@ from appliance.gateway.inflight import LiveRequest, next_order
 
 log = logging.getLogger("gateway.trials")
 
+OTHERS_MAX_S = 30.0
 CLOSED_MAX_S = 20.0
 ALONE_MAX_S = 60.0
 
 
 @dataclass(eq=False, slots=True)
 class _Suspect:
-    """`mark`: requests that came before this are served first."""
+    """Requests that came before `mark` are served first, if that is so by `due_s`."""
 
     request: LiveRequest
     mark: int
+    due_s: float
     admitted: asyncio.Future[bool]
 
 
@@ -76,9 +78,11 @@ class Trials:
         Raises:
             Refused: it waited for too long, or it has been convicted together with its like.
         """
-        suspect = _Suspect(request, next_order(), self._loop.create_future())
+        patience = 0.0 if request.losses.chances else OTHERS_MAX_S  # an engine died in its trial, perhaps by chance: once more
+        suspect = _Suspect(request, next_order(), self._loop.time() + patience, self._loop.create_future())
         self._suspects.append(suspect)
         log.warning("request %s was with %d engines that died; it will be tried alone", request.request_id, len(request.losses.crashes))
+        due = self._loop.call_at(suspect.due_s, self._settle)
         self._settle()
         try:
             async with asyncio.timeout(patience_s):
@@ -89,6 +93,7 @@ class Trials:
                 raise _never_tried(request, patience_s) from None
             raise
         finally:
+            due.cancel()
             self._suspects.remove(suspect)
             self._settle()
 
@@ -123,6 +128,12 @@ class Trials:
                 suspect.request.losses.acquit()
                 suspect.admitted.set_result(False)
 
+    def refuse_all(self, refused: Callable[[], Refused]) -> None:
+        """There will be no engine to try them on."""
+        for suspect in self._suspects:
+            if not suspect.admitted.done():
+                suspect.admitted.set_exception(refused())
+
     def review(self, *, engine_serves: bool) -> None:
         """Something has changed: may a trial begin, must the lane be closed for one?"""
         if self._alone is not None:
@@ -138,10 +149,14 @@ class Trials:
         elif not self._closed:
             self._closed = True
             self._start_timer(CLOSED_MAX_S, self._put_off)
+            self._make_room()
 
     def _others_served(self, suspect: _Suspect) -> bool:
-        suspected = {id(other.request) for other in self._suspects}
-        return all(request.order >= suspect.mark or not request.takes_slot or id(request) in suspected for request in self._inflight)
+        """Those who have been tried are no others: where they can be taken back, the next trial need not wait for their end."""
+        if self._loop.time() >= suspect.due_s:
+            return True
+        aside = self._tried.union(other.request for other in self._suspects)
+        return all(request.order >= suspect.mark or not request.takes_slot or request in aside for request in self._inflight)
 
     def _begin(self, suspect: _Suspect) -> None:
         self._closed = False
@@ -153,8 +168,10 @@ class Trials:
     def _put_off(self) -> None:
         """The lane does not run empty. Those who are in it now have to be served first, too."""
         self._closed = False
+        due_s = self._loop.time() + OTHERS_MAX_S
         for suspect in self._suspects:
-            suspect.mark = next_order()
+            suspect.mark, suspect.due_s = next_order(), due_s
+        self._loop.call_at(due_s, self._settle)
         self._settle()
 
     def _start_timer(self, delay_s: float, then: Callable[[], None]) -> None:
