@@ -48,6 +48,8 @@ from appliance.supervisor.spare_keeper import SpareKeeper, Wish
 TURN_S = 1.0
 """A turn is completed at least so often, for the watchdog."""
 EVENTS_A_TURN = 1000
+CORPSE_S = 3.0
+"""After SIGKILL to an engine that has just lost a card: who is still there is stuck in the driver, and the other card waits."""
 
 log = structlog.get_logger()
 
@@ -318,7 +320,8 @@ class Supervisor:
             word = "SIGTERM" if effect.how is ev.KillHow.TERM else "SIGKILL"
             self.desk.add_stop(word, effect.reason, "applianced")
         log.info("ending the engine", how=effect.how.value, generation=effect.generation, reason=effect.reason)
-        life.kill(effect.how, self.config.supervisor.stop_deadline_s)
+        lost_a_card = bool(self.cards.lost - self.desk.lost_before)
+        life.kill(effect.how, CORPSE_S if lost_a_card else self.config.supervisor.stop_deadline_s)
 
     def sensors(self) -> dict[str, dict[str, Any]]:
         """Each of our ears: whether it hears, and why not."""

@@ -33,6 +33,8 @@ OOM_SCORE_ADJ = 300
 SPARE_OOM_SCORE_ADJ = 900
 """And before the engine its spare, which nobody misses."""
 PIPE_BYTES = 1024**2
+_IGNORED_BY_SHELLS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+"""In what they start with `&` or nohup; that would be inherited down to the engine, which then survives kill -QUIT."""
 _PR_SET_PDEATHSIG = 1
 _F_SETPIPE_SZ = 1031
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -93,6 +95,8 @@ def _in_child(parent: int, group: Group, oom_score_adj: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died between fork and prctl
+    for number in _IGNORED_BY_SHELLS:
+        signal.signal(number, signal.SIG_DFL)
     group.join()
     _set_oom_score_adj("self", oom_score_adj)
 

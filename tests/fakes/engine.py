@@ -10,6 +10,7 @@ Token n of an answer is " t<n>", so a test knows every byte to expect. `POST /fa
     {"kind": "hang"}                          blocks its loop: nothing is answered, SIGTERM neither
     {"kind": "deaf"}                          closes its socket and stays alive
     {"kind": "eat"}                           takes memory until somebody ends it, or it gets no more
+    {"kind": "write", "path": "..."}          writes there; on a frozen disk that is for ever, in the kernel
     {"kind": "flood", "lines": 50000}         prints so many lines at once
     {"kind": "refuse"}                        answers /health and gives 500 to every prompt
     {"kind": "script", "steps": [...]}        several of these in turn; {"kind": "wait", "s": 65} among them
@@ -150,6 +151,8 @@ class FakeEngine:
             self.flowing.clear()
         elif kind == "eat":
             eat()
+        elif kind == "write":
+            Path(fault["path"]).write_bytes(b"x" * 4096)
         elif kind == "flood":
             print("\n".join(f"flood {n} of a log that says nothing" for n in range(int(fault["lines"]))), file=sys.stderr, flush=True)
         elif kind == "refuse":

@@ -215,3 +215,18 @@ async def test_a_cgroup_holds_everybody() -> None:
         assert stat is None or not stat.is_alive, stat
     child.process.close()
     assert not path.exists()
+
+
+async def test_signals_that_our_shell_ignores_are_not_ignored_by_the_engine() -> None:
+    """`applianced &` in a script ignores SIGINT and SIGQUIT; an engine that inherited that would survive kill -QUIT."""
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        child = Child("import time; print('up', flush=True); time.sleep(600)")
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    await child.until(lambda: "up" in child.said)
+    os.kill(child.process.pid, signal.SIGQUIT)
+    await asyncio.wait_for(child.ended.wait(), 10)
+    assert str(child.process.exit) == "killed by SIGQUIT"
+    assert await child.process.end(1.0) is None
+    child.process.close()
