@@ -44,6 +44,8 @@ class NvmlGpu:
     power_w: float | None = None
     problem: str | None = None
     code: int = 0
+    processes: tuple[int, ...] = ()
+    """Who has memory of it, where that was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class NvmlReader:
     def _patience_s(self) -> float:
         return self._deadline_s if self._answered else self._first_deadline_s
 
-    async def ask(self) -> NvmlReport:
+    async def ask(self, *, processes: bool = False) -> NvmlReport:
         """Never takes longer than the deadline, except behind another question."""
         async with self._turn:
             problem = self.problem
@@ -110,7 +112,7 @@ class NvmlReader:
             try:
                 child = self._child or await self._start()
                 async with asyncio.timeout(self._patience_s):
-                    answer = await self._exchange(child)
+                    answer = await self._exchange(child, processes)
             except TimeoutError:
                 return await self._abandon()
             except OSError as error:
@@ -129,13 +131,14 @@ class NvmlReader:
         self._child = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, stderr=null, limit=ANSWER_MAX_BYTES)
         return self._child
 
-    async def _exchange(self, child: asyncio.subprocess.Process) -> bytes:
+    async def _exchange(self, child: asyncio.subprocess.Process, processes: bool) -> bytes:
         assert child.stdin is not None
         assert child.stdout is not None
         self._questions += 1
         number = self._questions
         with contextlib.suppress(ConnectionError):  # it is dead: then its output has ended, and that is the answer
-            child.stdin.write(json.dumps({"number": number, "leave": sorted(self.left)}).encode() + b"\n")
+            question = {"number": number, "leave": sorted(self.left), "processes": processes}
+            child.stdin.write(json.dumps(question).encode() + b"\n")
             await child.stdin.drain()
         while True:
             try:
@@ -177,7 +180,7 @@ def read_report(answer: bytes) -> NvmlReport:
     """The child's one line of JSON; anything else is an error of the child."""
     try:
         document: Mapping[str, Any] = json.loads(answer)
-        gpus = tuple(NvmlGpu(**gpu) for gpu in document.get("gpus", ()))
+        gpus = tuple(NvmlGpu(**{**gpu, "processes": tuple(gpu.get("processes", ()))}) for gpu in document.get("gpus", ()))
         return NvmlReport(int(document["code"]), str(document["problem"]), False, str(document.get("driver", "")), gpus)
     except (ValueError, TypeError, KeyError, AttributeError):
         return NvmlReport(code=-1, problem=f"the NVML child died or said {answer[:100]!r}")

@@ -1,7 +1,7 @@
 """`python -m appliance.gpu.nvml_child`: answers questions to NVML, a line of JSON each, until its input ends.
 
-A process of its own because NVML may hang in the kernel. A question is `{"number": N, "leave": [PCI addresses]}`: those cards are not
-touched, and the answer carries the same number, so that one that nobody waited for is not taken for the next.
+A process of its own because NVML may hang in the kernel. A question is `{"number": N, "leave": [PCI addresses], "processes": BOOL}`: those
+cards are not touched, and the answer carries the same number, so that one that nobody waited for is not taken for the next.
 NVML is initialised and the cards are enumerated once, by the first question; after that each card is asked through its own handle,
 so that a card that is lost later is never involved again. Where NVML cannot be initialised, the answer says why and the process ends.
 """
@@ -37,7 +37,8 @@ def main() -> None:
         except pynvml.NVMLError as error:
             _say({"number": number, "code": int(error.value), "problem": str(error)})
             return
-        gpus = [facts | _now(pynvml, handle) for address, (handle, facts) in cards.items() if address not in leave]
+        asked = [card for address, card in cards.items() if address not in leave]
+        gpus = [facts | _now(pynvml, handle) | (_holders(pynvml, handle) if question["processes"] else {}) for handle, facts in asked]
         _say({"number": number, "code": 0, "problem": "", "driver": driver, "gpus": gpus})
 
 
@@ -78,6 +79,12 @@ def _now(pynvml: Any, handle: Any) -> Json:
         "temperature_c": _maybe(pynvml, lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
         "power_w": watts,
     }
+
+
+def _holders(pynvml: Any, handle: Any) -> Json:
+    """Who has memory of this card, as far as we may see them."""
+    found = None if handle is None else _maybe(pynvml, lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    return {"processes": [int(process.pid) for process in found or ()]}
 
 
 def _maybe(pynvml: Any, ask: Callable[[], Any]) -> Any:

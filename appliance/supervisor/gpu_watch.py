@@ -6,19 +6,30 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+import structlog
+
 from appliance.backends import Backend
 from appliance.config.schema import Config
+from appliance.core.units import MIB, format_bytes
 from appliance.gpu import readiness
 from appliance.gpu.cards import Roots, cards_on_bus
 from appliance.gpu.lost_cards import LossReader, card_named_in, silences_card
-from appliance.gpu.nvml import NvmlReader, NvmlReport
+from appliance.gpu.nvml import NvmlGpu, NvmlReader, NvmlReport
 from appliance.supervisor import events as ev
+from appliance.supervisor import proc_table
 from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.life import Post, Start
 
+MEMORY_BACK_S = 5.0
+MEMORY_POLL_S = 0.05
+HELD_MIN_BYTES = 512 * MIB
+"""Less is what drivers and desktops come and go with."""
 SAME_LOSS_S = 10.0
 """The driver says it in several wordings; one that names no card, so soon after another, is the same news."""
+
+
+log = structlog.get_logger()
 
 
 class GpuWatch:
@@ -38,6 +49,8 @@ class GpuWatch:
         self._lost_s = float("-inf")
         self._lost_last: str | None = None
         self._silenced: frozenset[str] = frozenset()
+        self._empty_bytes: dict[str, int] = {}
+        """In use on each card while no engine of ours was alive."""
         self._task: asyncio.Task[None] | None = None
         self.words = "not looked at yet"
         """What was found last, for the status."""
@@ -54,7 +67,7 @@ class GpuWatch:
             self._none(f"{seen} the {self._backend.name} engine computes on the CPU")
         else:
             defect = ev.GpuWaiting("our watch of the cards failed by a defect")
-            self._task = self._start(self._watch(config.gpu.wait_s, None if have_served else self.ask_nvml), "gpu", defect)
+            self._task = self._start(self._watch(config.gpu.wait_s, None if have_served else self._ask_without_engine), "gpu", defect)
 
     def hear(self, text: str, *, replayed: bool) -> str | None:
         """A kernel message, and which card it is about. Replayed ones are remembered; what happened before we came ends nothing."""
@@ -73,10 +86,10 @@ class GpuWatch:
             self._post(ev.GpuLost(loss.text))
         return address
 
-    async def ask_nvml(self) -> NvmlReport:
+    async def ask_nvml(self, *, processes: bool = False) -> NvmlReport:
         """Through the one reader, leaving alone who must be."""
         self._nvml.left = self._ledger.lost | self._silenced
-        report = await self._nvml.ask()
+        report = await self._nvml.ask(processes=processes)
         for address in report.lost:
             if self._ledger.note(address, "NVML says that it is lost", for_good=True):
                 self._desk.add_nvml_loss(address)
@@ -107,6 +120,8 @@ class GpuWatch:
             self._post(ev.GpuWaiting(self.words))
 
         answer = await readiness.wait(self._roots, wait_s, ask_nvml, tell, lambda: self._ledger.lost)
+        if answer.ready:
+            await self._until_memory_is_back()
         self.words = answer.reason
         if answer.code is readiness.Code.NO_GPU:
             self._none(answer.reason)
@@ -115,6 +130,34 @@ class GpuWatch:
         else:
             self._post(ev.GpuReady(answer.cards, answer.reason))
 
+    async def _ask_without_engine(self) -> NvmlReport:
+        report = await self.ask_nvml()
+        self._empty_bytes |= {gpu.address: gpu.used_bytes for gpu in report.gpus if gpu.problem is None}
+        return report
+
+    async def _until_memory_is_back(self) -> None:
+        """The driver gives an engine's memory back some time after its last process is gone. Bounded; who still holds it is named."""
+        began_s = time.monotonic()
+        while self._empty_bytes and self._nvml.problem is None:
+            report = await self.ask_nvml(processes=True)
+            held = [(gpu, gpu.used_bytes - self._empty_bytes.get(gpu.address, gpu.used_bytes)) for gpu in report.gpus]
+            words = "; ".join(_holding(gpu, bytes_) for gpu, bytes_ in held if bytes_ > HELD_MIN_BYTES)
+            if not words:
+                return
+            self.words = words
+            self._post(ev.GpuWaiting(words))
+            if time.monotonic() - began_s > MEMORY_BACK_S:
+                log.warning(f"starting although {words}")
+                return
+            await asyncio.sleep(MEMORY_POLL_S)
+
     def _none(self, reason: str) -> None:
         self.words = reason
         self._post(ev.NoGpu(reason))
+
+
+def _holding(gpu: NvmlGpu, held_bytes: int) -> str:
+    """Who keeps how much of a card from the next engine."""
+    holders = [stat for pid in gpu.processes if (stat := proc_table.read_stat(pid)) is not None]
+    by = f" by {proc_table.describe(holders)}" if holders else ""
+    return f"{format_bytes(held_bytes)} of the card at {gpu.address} are still held{by}"

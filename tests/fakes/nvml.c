@@ -6,6 +6,7 @@
  *     cards N          how many there are (0000:01:00.0, 0000:02:00.0, ...)
  *     init N           what nvmlInit returns
  *     used I BYTES     memory in use on card I
+ *     holder I PID     who holds it
  *     lost I           every call about card I gives NVML_ERROR_GPU_IS_LOST
  *     hang I           every call about card I never returns
  *     hang init        nvmlInit never returns
@@ -20,9 +21,10 @@ enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, LOST = 15 };
 #define TOTAL (24ULL << 30)
 #define MAX_CARDS 8
 
-struct state { int cards, init, hang_init; int lost[MAX_CARDS], hang[MAX_CARDS]; unsigned long long used[MAX_CARDS]; };
+struct state { int cards, init, hang_init; int lost[MAX_CARDS], hang[MAX_CARDS], holder[MAX_CARDS]; unsigned long long used[MAX_CARDS]; };
 struct pci { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char id[32]; };
 struct memory { unsigned long long total, free, used; };
+struct process { unsigned pid; unsigned long long used; unsigned instance, compute_instance; };
 
 static char handles[MAX_CARDS];
 
@@ -39,6 +41,7 @@ static struct state look(void)
         if (strncmp(line, "hang init", 9) == 0) now.hang_init = 1;
         else if (sscanf(line, "lost %d", &card) == 1) now.lost[card] = 1;
         else if (sscanf(line, "hang %d", &card) == 1) now.hang[card] = 1;
+        else if (sscanf(line, "holder %d %llu", &card, &bytes) == 2) now.holder[card] = (int)bytes;
         else if (sscanf(line, "used %d %llu", &card, &bytes) == 2) now.used[card] = bytes;
     }
     if (file) fclose(file);
@@ -112,6 +115,17 @@ int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory)
     memory->used = look().used[(char *)handle - handles];
     memory->free = TOTAL - memory->used;
     return code;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *found)
+{
+    int card = (int)((char *)handle - handles), code = reach("processes", handle);
+    struct state now = look();
+    unsigned room = *count;
+    *count = now.holder[card] ? 1 : 0;
+    if (code || !*count) return code;
+    if (room < 1) return 7; /* NVML_ERROR_INSUFFICIENT_SIZE: ask again with room */
+    found[0] = (struct process){(unsigned)now.holder[card], now.used[card], 0, 0};
+    return OK;
 }
 int nvmlDeviceGetPersistenceMode(void *handle, int *mode) { *mode = 1; return reach("persistence", handle); }
 int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *degrees) { (void)sensor; *degrees = 61; return reach("temperature", handle); }

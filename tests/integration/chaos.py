@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import random
+import signal
 import sqlite3
 import statistics
 import sys
@@ -208,6 +209,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # also when it was started in the background, where SIGINT is ignored
+        signal.signal(number, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     say(f"seed {options.seed}, {options.minutes:g} minutes, in {folder}")
     shared = shared_memory()
@@ -219,7 +222,7 @@ def main() -> int:
     try:
         with load:
             chaos.run(load)
-    except Exception as error:  # noqa: BLE001 - whatever it was, everything is given back and told
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it was, everything is given back and told
         chaos.failures.append(f"the run ended early: {error!r}")
     chaos.failures += [f"clients: {words}" for words in load.wrong]
     chaos.failures += illegal_moves(rig.applianced.log)

@@ -158,6 +158,33 @@ async def test_nvml_may_be_the_first_to_know(tmp_path: Path) -> None:
         assert supervisor.cards.lost == {"0000:01:00"}
 
 
+async def test_the_next_engine_waits_for_the_memory_of_the_last_one(tmp_path: Path) -> None:
+    """The driver gives it back late: waited for, with the holder's name; as soon as it is back the next life begins."""
+    async with supervising(tmp_path) as (supervisor, box):
+        await reach(supervisor, EngineState.SERVING)
+        assert supervisor.life is not None
+        box.nvml.order(f"used 0 {5 * 2**30}", f"holder 0 {os.getpid()}")
+        os.kill(supervisor.life.pid or 0, 9)
+        await eventually(lambda: "are still held by" in supervisor.board.current.reason, "it is waited for")
+        assert f"5.00 GiB of the card at 0000:01:00 are still held by pid {os.getpid()}" in supervisor.board.current.reason
+        assert supervisor.state.generation == 1
+        began_s = time.monotonic()
+        box.nvml.order()
+        await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the second life serves")
+        assert time.monotonic() - began_s < 4.0
+
+
+async def test_memory_that_does_not_come_back_delays_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program has taken it: after a bounded wait the engine is started, and has its own say."""
+    monkeypatch.setattr("appliance.supervisor.gpu_watch.MEMORY_BACK_S", 0.3)
+    async with supervising(tmp_path) as (supervisor, box):
+        await reach(supervisor, EngineState.SERVING)
+        assert supervisor.life is not None
+        box.nvml.order(f"used 0 {5 * 2**30}")
+        os.kill(supervisor.life.pid or 0, 9)
+        await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the second life serves")
+
+
 async def test_an_nvml_that_hangs_ends_nothing(tmp_path: Path) -> None:
     """The engine goes on, the sensor tells, and the recorder keeps what it knew."""
     async with supervising(tmp_path) as (supervisor, box):

@@ -48,6 +48,9 @@ async def test_cards_are_read_by_one_child_that_lives_on(tmp_path: Path) -> None
         nvml.order("used 1 5000")
         report = await reader.ask()
         assert (report.gpus[1].used_bytes, report.used_bytes) == (5000, 5000)
+        nvml.order("used 1 5000", "holder 1 4711")
+        report = await reader.ask(processes=True)
+        assert [gpu.processes for gpu in report.gpus] == [(), (4711,)]
     assert nvml.calls().count("init -1") == 1
 
 
