@@ -181,7 +181,11 @@ def _taker(request: LiveRequest) -> Take:
         case Way.REPLAY:
             return request.said.replay().take
         case Way.PLAIN:
-            return request.said.take
+            return _as_it_is if request.why_incomparable() else request.said.take
+
+
+def _as_it_is(events: bytes) -> bytes:
+    return events
 
 
 async def _deliver(request: LiveRequest, client: Client, status: int, headers: Headers, body: bytes) -> None:

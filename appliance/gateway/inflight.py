@@ -48,6 +48,7 @@ class LiveRequest:
     """One request that goes to the engine.
 
     Attributes:
+        deterministic: a second run says the same, as far as it is the engine's to say.
         prompt_tokens: where known; the ticket's tokens are an estimate.
         generation: 0 while it waits.
         sent_bytes: of the answer's own bytes.
@@ -71,6 +72,7 @@ class LiveRequest:
     arrived_s: float
     ticket: Ticket
     takes_slot: bool = True
+    deterministic: bool = False
     prompt_tokens: int | None = None
     generation: int = 0
     attempt: int = 0
@@ -83,7 +85,6 @@ class LiveRequest:
     notes: Notes = field(default_factory=Notes)
     said: Said = field(default_factory=Said)
     losses: Losses = field(default_factory=Losses)
-    _incomparable: str | None = None
 
     @property
     def order(self) -> int:
@@ -99,9 +100,7 @@ class LiveRequest:
 
     def why_incomparable(self) -> str:
         """Why a second run could not be measured against what was sent; empty where it could."""
-        if self._incomparable is None:
-            self._incomparable = why_incomparable(self.path, self.body) if self.stream else "it is no stream"
-        return self._incomparable or self.said.overflow
+        return why_incomparable(self.path, self.deterministic) or self.said.overflow if self.stream else "it is no stream"
 
     @property
     def can_stand_aside(self) -> bool:

@@ -35,11 +35,13 @@ class BodyFacts:
     Attributes:
         max_tokens: the longest answer that is asked for; 0: not said.
         answers: how many are asked for.
+        deterministic: a second run says the same, as far as it is the engine's to say.
     """
 
     stream: bool = False
     max_tokens: int = 0
     answers: int = 1
+    deterministic: bool = False
 
 
 class Intake:
@@ -140,7 +142,7 @@ def facts_of(body: bytes) -> BodyFacts:
         raise Refused(400, "invalid_json", f"the body is not JSON: {error}", hint='send an object such as {"model": ...}') from None
     if not isinstance(document, dict):
         raise Refused(400, "invalid_json", f"the body is a JSON {_kind(document)}, expected an object")
-    return BodyFacts(document.get("stream") is True, _max_tokens(document), _answers(document))
+    return BodyFacts(document.get("stream") is True, _max_tokens(document), _answers(document), _deterministic(document))
 
 
 def _max_tokens(document: dict[str, Any]) -> int:
@@ -149,6 +151,11 @@ def _max_tokens(document: dict[str, Any]) -> int:
         document = {"max_tokens": sampling.get("max_new_tokens")}
     found = [document.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
     return next((value for value in found if type(value) is int and 0 < value < 2**31), 0)
+
+
+def _deterministic(document: dict[str, Any]) -> bool:
+    """Greedy, seeded, or with one token to choose from."""
+    return document.get("temperature") == 0 or document.get("top_k") == 1 or isinstance(document.get("seed"), int)
 
 
 def _answers(document: dict[str, Any]) -> int:

@@ -78,6 +78,7 @@ class Reception:
                 due_s=self._due_s(patience, now_s),
             ),
             takes_slot=route.takes_slot and method not in READING_METHODS,
+            deterministic=facts.deterministic,
         )
 
     def counted(self, request: LiveRequest) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.gateway import said as module
+from appliance.gateway.intake import facts_of
 from appliance.gateway.said import Diverged, Said, documents_of, texts_of, why_incomparable
 
 Json = dict[str, Any]
@@ -166,18 +167,20 @@ def test_an_error_event_comes_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "comparable"),
+    ("body", "deterministic"),
     [
-        ("/v1/chat/completions", {"temperature": 0}, True),
-        ("/v1/completions", {"temperature": 0.0, "n": 2}, True),
-        ("/v1/completions", {"seed": 0}, True),
-        ("/v1/completions", {"top_k": 1}, True),
-        ("/v1/completions", {"temperature": 0.1}, False),
-        ("/v1/completions", {}, False),
-        ("/v1/completions", {"seed": None}, False),
-        ("/v1/messages", {"temperature": 0}, False),
+        ({"temperature": 0}, True),
+        ({"temperature": 0.0, "n": 2}, True),
+        ({"seed": 0}, True),
+        ({"top_k": 1}, True),
+        ({"temperature": 0.1}, False),
+        ({}, False),
+        ({"seed": None}, False),
     ],
 )
-def test_only_deterministic_requests_can_be_compared(path: str, body: Json, comparable: bool) -> None:
-    """Temperature 0, a seed, or only one token to choose from."""
-    assert (why_incomparable(path, json.dumps(body).encode()) == "") is comparable
+def test_only_deterministic_requests_can_be_compared(body: Json, deterministic: bool) -> None:
+    """Temperature 0, a seed, or only one token to choose from; and only streams whose events grow."""
+    facts = facts_of(json.dumps(body).encode())
+    assert facts.deterministic is deterministic
+    assert (why_incomparable("/v1/completions", facts.deterministic) == "") is deterministic
+    assert "/v1/messages" in why_incomparable("/v1/messages", True)
