@@ -325,7 +325,9 @@ class Supervisor:
 
     def sensors(self) -> dict[str, dict[str, Any]]:
         """Each of our ears: whether it hears, and why not."""
-        problems = {"kernel_log": self.kernel_log.problem, "incidents": self.store.problem, "nvml": self.gpu.nvml_problem}
+        problems = {"kernel_log": self.kernel_log.problem, "incidents": self.store.problem}
+        if self.state.uses_gpu:
+            problems["nvml"] = self.gpu.nvml_problem
         heard = {name: {"ok": problem is None, "detail": problem or "works"} for name, problem in problems.items()}
         held = (
             "each engine is held by a cgroup of its own" if self.delegation else "no cgroup is delegated: engines are held by their session"
