@@ -14,11 +14,15 @@ import re
 import stat
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from appliance.gpu.kernel_journal import Journal
+from appliance.gpu.kernel_line import KernelLine
 
 RECORD_BYTES = 8192
 READS_A_TURN = 512
+READS_AT_START = 1_000_000
+"""All of it: what is left over would pass for news."""
 FILE_POLL_S = 0.1
 KMSG = "/dev/kmsg"
 _KMSG_DEVICE = os.makedev(1, 11)
@@ -28,17 +32,6 @@ _STAMP = re.compile(r"\[\s*(?P<s>\d+\.\d+)\]\s?(?P<text>.*)", re.DOTALL)
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 _USER_FACILITY = 8
 """A priority from here on was written by a program (printk's own facility is 0): anybody with write access can say anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelLine:
-    """One message. `replayed`: it was in the log before we began to listen. `uptime_s`: on the kernel's own clock, which nobody sets."""
-
-    text: str
-    time_s: float | None
-    sequence: int
-    replayed: bool
-    uptime_s: float | None = None
 
 
 def parse(raw: bytes, boot_time_s: float, sequence: int, *, replayed: bool) -> KernelLine | None:
@@ -91,6 +84,7 @@ class KernelLog:
         self._one_record_a_read = False
         self._listen: Callable[[Sequence[KernelLine]], None] | None = None
         self._poll: asyncio.Task[None] | None = None
+        self._journal: Journal | None = None
         self.boot_id = boot_id()
         self.is_of_this_boot = False
         """Whether what is replayed was said in this boot: true of the kernel's own ring, unknown of a file."""
@@ -106,14 +100,27 @@ class KernelLog:
         except OSError as error:
             hint = "; run it by its unit, as root, or set kernel.dmesg_restrict = 0" if isinstance(error, PermissionError) else ""
             self.problem = f"{self._path} cannot be read ({error.strerror}){hint}"
+            if self._path == KMSG:
+                self._begin_journal(listen)
             return
         self._listen = listen
         self._one_record_a_read = self.is_of_this_boot = stat.S_ISCHR(mode)
-        self._read(replayed=True)
+        self._read(replayed=True, reads=READS_AT_START)
         if stat.S_ISREG(mode):
             self._poll = asyncio.ensure_future(self._follow_file())
         else:
             asyncio.get_running_loop().add_reader(self._fd, self.drain)
+
+    def _begin_journal(self, listen: Callable[[Sequence[KernelLine]], None]) -> None:
+        """The second best: whoever may not read the kernel's ring may be in the group that reads the journal."""
+        reason = self.problem
+
+        def tell(words: str) -> None:
+            self.problem = f"{reason}; {words}"
+
+        self._journal = Journal(listen, tell)
+        self._journal.start()
+        self.is_of_this_boot = True
 
     def _open(self) -> int:
         """The kind of file it is. Raises OSError."""
@@ -130,11 +137,15 @@ class KernelLog:
 
     def drain(self) -> None:
         """Read what is there now: a verdict stands on all that the kernel has said."""
+        if self._journal is not None:
+            self._journal.drain()
         if self._fd >= 0:
             self._read(replayed=False)
 
     def stop(self) -> None:
         """Give the descriptor back."""
+        if self._journal is not None:
+            self._journal.stop()
         if self._poll is not None:
             self._poll.cancel()
         if self._fd >= 0:
@@ -148,10 +159,10 @@ class KernelLog:
             await asyncio.sleep(FILE_POLL_S)  # a regular file is always readable: there is nothing to wait for
             self.drain()
 
-    def _read(self, *, replayed: bool) -> None:
+    def _read(self, *, replayed: bool, reads: int = READS_A_TURN) -> None:
         boot_time_s = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
         lines: list[KernelLine] = []
-        for _ in range(READS_A_TURN):
+        for _ in range(reads):
             data = self._read_once()
             if data is None:
                 break

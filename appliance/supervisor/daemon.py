@@ -19,7 +19,8 @@ from appliance.core.errors import ApplianceError
 from appliance.core.publication import Publication
 from appliance.core.states import ANSWERING, EngineState
 from appliance.gpu.cards import Roots
-from appliance.gpu.kernel_log import KernelLine, KernelLog
+from appliance.gpu.kernel_line import KernelLine
+from appliance.gpu.kernel_log import KernelLog
 from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import events as ev
 from appliance.supervisor.aftermath import examine

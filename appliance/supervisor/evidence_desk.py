@@ -13,7 +13,7 @@ from appliance.core.diagnosis import Citation, Confidence, Diagnosis
 from appliance.core.evidence import Evidence, Source
 from appliance.core.requests import InflightRequest
 from appliance.diagnosis.xid import meaning_of
-from appliance.gpu.kernel_log import KernelLine
+from appliance.gpu.kernel_line import KernelLine
 from appliance.supervisor.hang import Hang
 from appliance.supervisor.loading import Stall
 from appliance.supervisor.log_ring import LogLine

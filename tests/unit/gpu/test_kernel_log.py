@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.gpu.kernel_log import KernelLine, KernelLog, parse
+from appliance.gpu.kernel_line import KernelLine
+from appliance.gpu.kernel_log import KernelLog, parse
 
 
 def test_a_record_is_taken_apart() -> None:
@@ -71,6 +72,16 @@ async def test_a_growing_file(tmp_path: Path) -> None:
     heard.log.drain()
     assert [line.text for line in heard.lines] == ["old", "new", "half"]
     assert not heard.lines[-1].replayed
+    heard.log.stop()
+
+
+async def test_all_that_was_said_before_is_replayed(tmp_path: Path) -> None:
+    """A ring of thousands of records: none of them passes for news, or an OOM kill of last week would explain the next crash."""
+    file = tmp_path / "kmsg"
+    file.write_text("".join(f"{number:0200}\n" for number in range(30_000)))
+    heard = Heard(file)
+    assert len(heard.lines) == 30_000
+    assert all(line.replayed for line in heard.lines)
     heard.log.stop()
 
 

@@ -10,7 +10,7 @@ from appliance import diagnosis
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation
 from appliance.core.evidence import Evidence, Source
-from appliance.gpu.kernel_log import KernelLine
+from appliance.gpu.kernel_line import KernelLine
 from appliance.supervisor.evidence_desk import WINDOW_LINES, EvidenceDesk, brief, unasked, window
 from appliance.supervisor.hang import Hang, Silence
 from appliance.supervisor.log_ring import LogLine
