@@ -33,6 +33,7 @@ QUIET_S = 1.0
 """For what a harmless event might bring about all the same."""
 BACK_S = 30.0
 """Nothing takes longer here; what does is stuck."""
+KEPT_LAST = 20
 FLAT_BYTES = 5 * 2**20
 EARLY_SHARE = 0.35
 """Of the time, in which applianced may be restarted; its memory is compared over the rest."""
@@ -51,7 +52,7 @@ class Chaos:
         self.failures: list[str] = []
         self.done: Counter[str] = Counter()
         self.back_s: dict[str, list[float]] = {}
-        self.seen: set[str] = set()
+        self.seen: dict[str, str] = {}
         self.footprints: list[tuple[float, int, int, int]] = []
         self.causes: Counter[tuple[str, str]] = Counter()
         self._began_s = time.monotonic()
@@ -121,7 +122,7 @@ class Chaos:
             self.causes[fault.name, cause] += 1
             if cause not in fault.causes:
                 self.failures.append(f"{fault.name}: wrong verdict {cause}: {incident['diagnosis']['sentence']}")
-        self.seen |= {incident["incident_id"] for incident in found}
+        self.seen |= {incident["incident_id"]: fault.name for incident in reversed(found)}
         return [incident["diagnosis"]["cause"] for incident in found]
 
     def ask_incidents(self) -> list[dict[str, Any]]:
@@ -195,12 +196,14 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()} | segments
 
 
-def database_is_sound(state_dir: Path) -> list[str]:
-    """After every kill -9 and every full disk."""
+def database_is_sound(state_dir: Path, last: list[str]) -> list[str]:
+    """After every kill -9 and every full disk; and the last incidents are in it."""
     with contextlib.closing(sqlite3.connect(f"file:{state_dir}/incidents.db?mode=ro", uri=True)) as database:
         (answer,) = database.execute("PRAGMA integrity_check").fetchone()
+        kept = {row[0] for row in database.execute("SELECT incident_id FROM incidents")}
     torn = list(state_dir.glob("*corrupt*"))
-    return [] if answer == "ok" and not torn else [f"incidents.db: {answer} {torn}"]
+    lost = [f"an incident was not written: {incident}" for incident in last if incident not in kept]
+    return lost if answer == "ok" and not torn else [*lost, f"incidents.db: {answer} {torn}"]
 
 
 def main() -> int:
@@ -231,7 +234,7 @@ def main() -> int:
         chaos.failures.append(f"applianced ended with {code}")
     sockets = [path.name for path in rig.applianced.run_dir.glob("*.sock")]
     chaos.failures += [f"a socket is left: {name}" for name in sockets]
-    chaos.failures += database_is_sound(rig.state)
+    chaos.failures += database_is_sound(rig.state, [*chaos.seen][-KEPT_LAST:])
     chaos.failures += rig.close()
     chaos.failures += [f"shared memory is left: {name}" for name in shared_memory() - shared]
     grew, words = flatness(chaos.footprints)
