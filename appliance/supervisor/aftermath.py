@@ -1,4 +1,4 @@
-"""What is found out about a crash once the service is back: the stack in the core dump. It never delays a restart."""
+"""What is found out about a crash once the service is back: what the recorder shows, the stack in the core dump. It delays no restart."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import structlog
 
 from appliance.core.evidence import Evidence, Source
+from appliance.core.flight import FlightRecord
+from appliance.diagnosis.flight import findings
 from appliance.supervisor.core_dumps import Death, Dump, dump_of
 from appliance.supervisor.incidents import IncidentStore
 
@@ -19,18 +21,30 @@ SETTLE_MAX_S = 600.0
 log = structlog.get_logger()
 
 
-async def examine(incident_id: str, death: Death, store: IncidentStore, settled: Callable[[], Awaitable[None]], own_folder: Path) -> None:
-    """Wait until the service is back or given up, look for a dump, and add what it says to the incident.
+async def examine(
+    incident_id: str,
+    death: Death | None,
+    flight: FlightRecord | None,
+    store: IncidentStore,
+    settled: Callable[[], Awaitable[None]],
+    own_folder: Path,
+) -> None:
+    """Wait until the service is back or given up, look closer, and add what is found to the incident.
 
     Args:
+        death: of the leader by a signal, if that is how it ended.
+        flight: the last minutes before the crash.
         settled: returns when it is back or given up.
         own_folder: cores that landed there are removed when they have been read: it lies in memory.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_MAX_S):
             await settled()
-    dump = await dump_of(death)
-    if dump is None:
+    shown = findings(flight.samples) if flight is not None else []
+    if shown:
+        store.add_evidence(incident_id, shown)
+    dump = await dump_of(death) if death is not None else None
+    if death is None or dump is None:
         return
     store.add_evidence(incident_id, evidence_of(dump, death))
     log.info("a core dump was read", incident=incident_id, path=dump.path, frames=len(dump.frames))

@@ -74,7 +74,7 @@ class Casework:
             phase=failure.phase.value,
             diagnosis=effect.diagnosis,
             action=effect.action,
-            evidence=(*window(self._desk.collect(lines), effect.diagnosis), *self._flight.findings()),
+            evidence=window(self._desk.collect(lines), effect.diagnosis),
             rung_before=failure.rung,
             rung_after=effect.rung_after,
             inflight=tuple(request for request in self._desk.inflight if request.generation == failure.generation),

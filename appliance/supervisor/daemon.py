@@ -236,8 +236,8 @@ class Supervisor:
 
     def _examine(self, incident: str) -> None:
         death = self.life.death if self.life is not None else None
-        if death is not None:
-            self.start_task(examine(incident, death, self.store, self._settled, self.run_dir.path), "core dump", None)
+        work = examine(incident, death, self.flight.record, self.store, self._settled, self.run_dir.path)
+        self.start_task(work, "aftermath", None)
 
     async def _settled(self) -> None:
         """Until the service is back, or given up."""

@@ -7,9 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from appliance.core.evidence import Evidence
 from appliance.core.flight import FlightRecord, FlightSample
-from appliance.diagnosis.flight import findings
 from appliance.gpu.nvml import NvmlReport
 from appliance.supervisor.probe import Counters
 
@@ -41,10 +39,6 @@ class FlightRecorder:
     def record(self) -> FlightRecord | None:
         """What an incident keeps."""
         return FlightRecord.of(self._samples) if self._samples else None
-
-    def findings(self) -> list[Evidence]:
-        """What of it is worth telling."""
-        return findings(tuple(self._samples))
 
     def _sample(self, report: NvmlReport | None, counters: Counters) -> FlightSample:
         before = self._samples[-1] if self._samples else FlightSample(0.0, 0)

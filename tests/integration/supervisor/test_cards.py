@@ -199,6 +199,27 @@ async def test_an_nvml_that_hangs_ends_nothing(tmp_path: Path) -> None:
         assert supervisor.flight.record.vram_used_bytes[-1] == 5000
 
 
+async def test_what_the_recorder_shows_is_added_to_the_incident(tmp_path: Path) -> None:
+    """Video memory rose by 2 GiB within a minute, then the engine died: evidence of that incident, once the service is back."""
+    async with supervising(tmp_path) as (supervisor, box):
+        await reach(supervisor, EngineState.SERVING)
+        box.nvml.order("used 0 1000")
+        await eventually(lambda: supervisor.flight.record is not None and 1000 in supervisor.flight.record.vram_used_bytes, "low")
+        box.nvml.order(f"used 0 {2 * 2**30}")
+        await eventually(lambda: 2 * 2**30 in supervisor.flight.record.vram_used_bytes, "high")  # type: ignore[union-attr]
+        assert supervisor.life is not None
+        os.kill(supervisor.life.pid or 0, 9)
+        box.nvml.order()
+        await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the second life serves")
+        await eventually(lambda: _kinds(supervisor) == {"vram_swing", "vram_climb"}, "the findings are evidence")
+
+
+def _kinds(supervisor: Supervisor) -> set[object]:
+    incident = supervisor.store.one("")
+    assert incident is not None
+    return {item["data"].get("kind") for item in incident["evidence"] if item["source"] == "nvml"}
+
+
 async def test_the_machine_is_rebooted_where_the_owner_wants_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parked for want of a card: the reboot command is run, after the record; a card that is left makes it unnecessary."""
     monkeypatch.setattr("appliance.supervisor.reboot.reboot.__defaults__", (0.1,))

@@ -8,6 +8,7 @@ import pytest
 
 from appliance.core.flight import FlightRecord, FlightSample
 from appliance.core.units import MIB
+from appliance.diagnosis.flight import findings
 from appliance.gpu.nvml import NvmlGpu, NvmlReport
 from appliance.supervisor import flight_recorder
 from appliance.supervisor.flight_recorder import FlightRecorder
@@ -60,9 +61,10 @@ async def test_an_nvml_that_hangs_does_not_empty_the_cards() -> None:
     recorder = await recorded(gpus(23_000, 100), NvmlReport(hung=True, problem="hung"), counters=Counters())
     assert recorder.record is not None
     assert set(recorder.record.vram_used_bytes) == {23_100 * MIB}
-    assert recorder.findings() == []
+    assert findings(recorder.record.samples) == []
     recorder = await recorded(gpus(20_000, 0), gpus(20_700, 0), counters=Counters())
-    assert {item.data["kind"] for item in recorder.findings()} == {"vram_swing", "vram_climb"}
+    assert recorder.record is not None
+    assert {item.data["kind"] for item in findings(recorder.record.samples)} == {"vram_swing", "vram_climb"}
 
 
 async def test_without_a_card_the_engine_alone_is_sampled_and_nothing_without_both() -> None:
