@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.cards import HAS_COMPILER
 
 SCRIPT = Path(__file__).parent / "chaos.py"
-MINUTES, SEED = 2.0, 20
+MINUTES, SEED = 1.5, 20
 
 
 @pytest.mark.slow

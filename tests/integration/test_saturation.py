@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.model
 
 CLIENTS = 6
-WORDS = 900
+WORDS = 225
 LONGEST_NAIVE_S = 4.0
 """A probe that wanted a token within so long would have restarted this engine many times."""
 SETTINGS = (
@@ -35,15 +35,14 @@ def test_a_saturated_engine_is_never_taken_for_a_dead_one(foreground: Callable, 
 
     def ask(number: int) -> None:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
-            for turn in range(2):
-                began_s = time.monotonic()
-                try:
-                    words = " ".join(f"word{number}{turn}{index % 97}" for index in range(WORDS // 4))
-                    for _ in client.completions.create(model=model, prompt=words, max_tokens=4, temperature=0, stream=True):
-                        first_s.append(time.monotonic() - began_s)
-                        break
-                except openai.OpenAIError as error:
-                    failures.append(f"client {number}: {error!r}")
+            began_s = time.monotonic()
+            try:
+                words = " ".join(f"word{number}x{index % 97}" for index in range(WORDS))
+                for _ in client.completions.create(model=model, prompt=words, max_tokens=4, temperature=0, stream=True):
+                    first_s.append(time.monotonic() - began_s)
+                    break
+            except openai.OpenAIError as error:
+                failures.append(f"client {number}: {error!r}")
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(CLIENTS)]
     for thread in threads:
@@ -53,7 +52,7 @@ def test_a_saturated_engine_is_never_taken_for_a_dead_one(foreground: Callable, 
     status = run.status()
     print(f"seconds to the first token: {sorted(round(value, 1) for value in first_s)}")
     assert failures == []
-    assert len(first_s) == 2 * CLIENTS
+    assert len(first_s) == CLIENTS
     assert max(first_s) > LONGEST_NAIVE_S
     assert (status["generation"], status["restarts"], status["last_incident"]) == (1, 0, None)
     assert run.stop() == 0
