@@ -40,16 +40,19 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
 
-    def render(self, messages: Sequence[Mapping[str, object]], extra: Mapping[str, object]) -> str:
+    def render(self, messages: Sequence[Mapping[str, object]], extra: Mapping[str, object], at_s: float | None = None) -> str:
         """The conversation as one text that ends where the assistant's answer begins.
 
-        `extra` are variables for the template (`chat_template_kwargs`); they cannot replace the conversation.
+        `extra` are variables for the template (`chat_template_kwargs`); they cannot replace the conversation. `at_s`: what
+        a template that writes the date takes for now: an answer that is gone on with after midnight has the prompt it had.
 
         Raises:
             TemplateRefused: the template raised, or does not know what to do with a value.
         """
         variables: dict[str, Any] = {**self._special_tokens, **extra}
         variables |= {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        if at_s is not None:
+            variables["strftime_now"] = datetime.datetime.fromtimestamp(at_s).strftime
         try:
             return self._template.render(variables)
         except jinja2.TemplateError as error:

@@ -1,6 +1,6 @@
 """The engine killed (or stopped) again and again under concurrent streams: every answer must be the undisturbed one.
 
-    python tests/integration/resume_soak.py [--minutes 10] [--every-s 10] [--signal KILL|STOP] [--sampling greedy|seeded]
+    python tests/integration/resume_soak.py [--minutes 10] [--every-s 10] [--signal KILL|STOP] [--sampling greedy|seeded|mixed]
                                             [--clients 16] [--model DIR]
 
 Real processes: `appliancectl run` with the built-in engine and the demo model. Clients ask over HTTP, without any retry
@@ -100,7 +100,8 @@ def questions(model: str, sampling: str, count: int = 36) -> list[Question]:
         story = " ".join(draw.choice(TOPICS) for _ in range(draw.choice((2, 20, 150))))
         content = f"Question {number}: write about {story}."
         body: Json = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": draw.choice((12, 40, 90))}
-        body |= {"temperature": 0} if sampling == "greedy" else {"temperature": 0.9, "top_p": 0.95, "seed": number}
+        greedy = sampling == "greedy" or (sampling == "mixed" and number % 2 == 0)
+        body |= {"temperature": 0} if greedy else {"temperature": 0.9, "top_p": 0.95, "seed": number}
         if number % 4 == 1:
             body["stop"] = [" the", "\n\n"]
         asked.append(Question(number, body))
@@ -188,9 +189,11 @@ class Soak:
     def disturb(self, number: signal.Signals, every_s: float, for_s: float) -> None:
         """A signal every `every_s`; where the engine is not back by then, at the next such moment."""
         began_s = hit_s = time.monotonic()
-        while hit_s + every_s < began_s + for_s:
+        while True:
             while hit_s <= time.monotonic():
                 hit_s += every_s
+            if hit_s > began_s + for_s:
+                return
             time.sleep(hit_s - time.monotonic())
             generation, pid = self._run.status()["generation"], self._run.status()["engine_pid"]
             assert pid is not None, "the engine was serving"
@@ -235,7 +238,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--every-s", type=float, default=10.0)
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
-    parser.add_argument("--sampling", choices=("greedy", "seeded"), default="greedy")
+    parser.add_argument("--sampling", choices=("greedy", "seeded", "mixed"), default="greedy")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--model", type=Path, default=ROOT / ".cache/models/SmolLM2-135M-Instruct")
     options = parser.parse_args()

@@ -29,21 +29,17 @@ def _settings(*more: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("number", "sampling", "every_s", "for_s"),
-    [(signal.SIGKILL, "greedy", 10.0, 90.0), (signal.SIGKILL, "seeded", 10.0, 40.0), (signal.SIGSTOP, "greedy", 15.0, 50.0)],
-    ids=["kill-greedy", "kill-seeded", "hang-greedy"],
-)
-def test_sixteen_clients_get_the_undisturbed_answers(foreground, demo_model: Path, number, sampling, every_s, for_s) -> None:
-    """No error, no token lost or doubled, every text and usage the same to the last byte, streamed and whole."""
+def test_sixteen_clients_get_the_undisturbed_answers(foreground, demo_model: Path) -> None:
+    """Kills every ten seconds, then hangs: no error, no token lost or doubled; every text and usage, greedy or seeded, the same."""
     run = foreground("--model", str(demo_model), "--port", "0", *_settings())
     model, url = run.wait_until_serving()
-    soak = Soak(run, url, questions(model, sampling, count=24), CLIENTS)
+    soak = Soak(run, url, questions(model, "mixed", count=24), CLIENTS)
     with soak.clients():
-        soak.disturb(number, every_s, for_s)
+        soak.disturb(signal.SIGKILL, 10.0, 60.0)
+        soak.disturb(signal.SIGSTOP, 10.0, 30.0)
     print(soak.found)
     assert soak.found.wrong == []
-    assert soak.found.kills >= 2
+    assert soak.found.kills >= 5
     assert soak.found.resumed > 0
     assert run.stop() == 0
 

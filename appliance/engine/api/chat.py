@@ -42,8 +42,8 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
     _refuse_unsupported(fields)
     fields.ignore(*IGNORED)
     fields.end()
-    prompt_ids = encode_chat(messages, extra, model)
     ticket = ticket or new_ticket("chatcmpl", sampling.seed)
+    prompt_ids = encode_chat(messages, extra, model, ticket.created_s)
     request = GenerateRequest(ticket.request_id, prompt_ids, fit(sampling, prompt_ids, model, "messages"))
     return Job(ticket, request, sampling.stops, stream, ChatShape(ticket.request_id, model_id, int(ticket.created_s), include_usage))
 
@@ -111,8 +111,10 @@ def read_template_variables(fields: Fields) -> Mapping[str, object]:
     return value
 
 
-def encode_chat(messages: list[dict[str, object]], extra: Mapping[str, object], model: LoadedModel) -> tuple[int, ...]:
-    """Token ids of a conversation that ends where the assistant begins.
+def encode_chat(
+    messages: list[dict[str, object]], extra: Mapping[str, object], model: LoadedModel, at_s: float | None = None
+) -> tuple[int, ...]:
+    """Token ids of a conversation that ends where the assistant begins. `at_s`: when it began, where that is not now.
 
     Raises:
         ApiError: 400: a base model, or the template refuses; 422: far too long.
@@ -125,7 +127,7 @@ def encode_chat(messages: list[dict[str, object]], extra: Mapping[str, object], 
             "no_chat_template",
         )
     try:
-        rendered = template.render(messages, extra)
+        rendered = template.render(messages, extra, at_s)
     except TemplateRefused as refusal:
         raise bad_request(f"the model's chat template refuses this conversation: {refusal}", "messages", "template_refused") from None
     # The template writes BOS itself where the model wants one.

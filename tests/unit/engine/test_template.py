@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,14 @@ def test_template_errors_are_refusals_in_its_own_words(source: str, said: str) -
     """Whatever a template does, raising or reaching for what the sandbox forbids, the client is told and the engine lives."""
     with pytest.raises(TemplateRefused, match=said):
         ChatTemplate(source, {}).render(HELLO, {})
+
+
+def test_the_date_is_that_of_the_answers_beginning() -> None:
+    """A template that writes the date gives the same prompt in the next life, after midnight too."""
+    template = ChatTemplate("{{ strftime_now('%Y-%m-%d %H') }}", {})
+    noon_s = datetime.datetime(2024, 2, 29, 12).timestamp()
+    assert template.render(HELLO, {}, noon_s) == "2024-02-29 12"
+    assert template.render(HELLO, {}) == datetime.datetime.now().strftime("%Y-%m-%d %H")
 
 
 def test_template_that_does_not_compile_is_a_bad_model() -> None:

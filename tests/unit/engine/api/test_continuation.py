@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from appliance.engine.api.continuation import split_known
 from appliance.engine.api.errors import ApiError
 from appliance.engine.text import ModelText
+from tests.fakes.model_folder import byte_level_folder
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.serve_scripted import Answer, Served, served
 
@@ -179,6 +181,20 @@ async def test_a_seed_is_drawn_once_and_goes_with_the_ticket(folder: Path) -> No
             assert first.sampling.seed == second.sampling.seed == known.ticket["seed"]
             assert first.request_id != second.request_id
         assert known.ticket["seed"] == 5
+
+
+async def test_a_prompt_with_the_date_is_the_one_of_its_first_life(tmp_path: Path) -> None:
+    """Token ids that follow another prompt would be another answer's."""
+    folder = byte_level_folder(tmp_path, template="{{ strftime_now('%Y-%m-%d') }}")
+    async with served(saying(ModelText(folder)), folder) as one:
+        path, body = CASES[0]
+        known = Known()
+        known.ticket, known.ids = {"request_id": "chatcmpl-1", "created_s": 951782400.0, "seed": 1}, [5]
+        await ask(one, path, body)
+        await ask(one, path, body, known.document(sent=True))
+        today, then = (one.text.decode(request.prompt_ids) for request in one.engine.submitted)
+    assert today == datetime.datetime.now().strftime("%Y-%m-%d")
+    assert then == datetime.datetime.fromtimestamp(951782400).strftime("%Y-%m-%d")
 
 
 async def test_a_context_that_became_too_small_is_said_with_both_numbers(folder: Path) -> None:
