@@ -171,6 +171,11 @@ class Rung:
         kv_dtype: of the KV cache, an engine's own word such as "float32", "bfloat16", "fp8_e4m3".
         tensor_parallel: cards that share one model.
         features_off: engine features that this rung switches off, such as "cuda_graph".
+        draft_tokens: drafted at each step by the model's own drafter; 0: no speculative decoding.
+        state_slots, state_dtype: of linear-attention layers; None: the model has none, or the engine decides.
+        prefix_cache: whether prompts share their beginnings.
+        block_tokens: of one KV block; None: the engine's own.
+        language_only: a vision tower stays unloaded.
         gives_up, gains: one sentence each, printed with every move onto this rung.
         plan: the arithmetic behind it; None where there is none yet (facts missing).
     """
@@ -183,6 +188,12 @@ class Rung:
     kv_dtype: str
     tensor_parallel: int = 1
     features_off: frozenset[str] = field(default_factory=frozenset)
+    draft_tokens: int = 0
+    state_slots: int | None = None
+    state_dtype: str | None = None
+    prefix_cache: bool = True
+    block_tokens: int | None = None
+    language_only: bool = False
     gives_up: str = ""
     gains: str = ""
     plan: MemoryPlan | None = None

@@ -36,6 +36,7 @@ def attempt(inputs: PlanInputs) -> Choice | Shortfall:
 
 def rung_of(inputs: PlanInputs, plan: MemoryPlan, index: int = 0, gives_up: str = "", gains: str = "") -> Rung:
     """Resolved inputs and their plan as a setting."""
+    slots = rules_of(inputs.engine).state_slots
     return Rung(
         index=index,
         mem_fraction=plan.mem_fraction,
@@ -45,6 +46,12 @@ def rung_of(inputs: PlanInputs, plan: MemoryPlan, index: int = 0, gives_up: str 
         kv_dtype=inputs.kv_dtype,
         tensor_parallel=inputs.tensor_parallel,
         features_off=inputs.features_off,
+        draft_tokens=0 if "speculative" in inputs.features_off else inputs.draft_tokens,
+        state_slots=slots(inputs) if slots is not None and inputs.model.linear is not None else None,
+        state_dtype=inputs.state_dtype if inputs.model.linear is not None else None,
+        prefix_cache=inputs.prefix_cache,
+        block_tokens=inputs.block_tokens,
+        language_only=inputs.language_only,
         gives_up=gives_up,
         gains=gains,
         plan=plan,
