@@ -8,16 +8,17 @@ from typing import Any
 
 import click
 
+from appliance import flags
 from appliance.cli.printing import WIDTH, bad, bold, faint, good, say, say_json, table, uncertain, wrapped
 from appliance.core.plan import MemoryPlan
 from appliance.core.units import format_bytes
+from appliance.core.versions import version_of
+from appliance.flags import EngineWords
 from appliance.planner.draw import bar
-from appliance.planner.engines import rules_of
 from appliance.planner.inputs import Choice, PlanInputs, PlanRefused, TableRow
 
 Result = Choice | PlanRefused
 _COLOURS = {"█": "blue", "▒": "green", "▓": "magenta", "▤": "red", "▞": "yellow", "▚": "yellow"}
-_COMMANDS = {"sglang": ("python", "-m", "sglang.launch_server"), "vllm": ("vllm", "serve"), "llamacpp": ("llama-server",)}
 
 
 def plan_of(result: Result) -> MemoryPlan:
@@ -29,14 +30,19 @@ def _rows(result: Result) -> tuple[TableRow, ...]:
     return result.table if isinstance(result, Choice) else result.shortfall.table
 
 
-def engine_flags(result: Result) -> tuple[str, ...]:
-    """The engine's options; none for a plan that cannot run."""
-    return rules_of(result.inputs.engine).flags(result.inputs, result.plan) if isinstance(result, Choice) else ()
+def engine_words(result: Result) -> EngineWords:
+    """What the engine is told; nothing for a plan that cannot run."""
+    if not isinstance(result, Choice):
+        return EngineWords(())
+    rules = flags.rules_of(result.inputs.engine)
+    return rules.words(result.rung, version_of(result.inputs.engine_version, rules.newest))
 
 
 def command_line(choice: Choice) -> str:
     """The engine's command line, without the model's path, which the plan does not know."""
-    return shlex.join((*_COMMANDS.get(choice.inputs.engine, ("python", "-m", "appliance.engine")), *engine_flags(choice)))
+    words = engine_words(choice)
+    variables = [f"{name}={value}" for name, value in words.environment.items()]
+    return shlex.join((*variables, *flags.rules_of(choice.inputs.engine).program, *words.arguments))
 
 
 def print_json(result: Result, compared: tuple[Any, ...] = ()) -> None:
@@ -61,7 +67,7 @@ def document(result: Result, compared: tuple[Any, ...] = ()) -> dict[str, Any]:
             {"change": way.change, "gain": way.gain, "options": list(way.options), "context_length": way.plan.context_length_tokens}
             for way in (result.ways_out if isinstance(result, PlanRefused) else ())
         ],
-        "flags": list(engine_flags(result)),
+        "flags": list(engine_words(result).arguments),
     }
     if compared:
         answer["measured"] = [_compared(row) for row in compared]

@@ -20,14 +20,12 @@ class EngineRules:
     Attributes:
         resolve: inputs → the same with every default filled in and named.
         plan_at: resolved inputs and a fraction → the chain.
-        flags: resolved inputs and their plan → the engine's command line.
         tightest_fraction: where the peak grows with the context, the fraction of the longest context that still fits; else None.
         state_slots: resolved inputs → slots of linear state that the engine is told; None: it is not told.
     """
 
     resolve: Callable[[PlanInputs], PlanInputs]
     plan_at: Callable[[PlanInputs, float], MemoryPlan]
-    flags: Callable[[PlanInputs, MemoryPlan], tuple[str, ...]]
     tightest_fraction: Callable[[PlanInputs], float] | None = None
     state_slots: Callable[[PlanInputs], int] | None = None
 
@@ -52,4 +50,4 @@ def rules_of(engine: str) -> EngineRules:
     """
     name = engine_name(engine)
     module = importlib.import_module(f"appliance.planner.{name}")
-    return EngineRules(module.resolve, module.plan_at, module.flags, getattr(module, "tightest_fraction", None), getattr(module, "state_slots", None))
+    return EngineRules(module.resolve, module.plan_at, getattr(module, "tightest_fraction", None), getattr(module, "state_slots", None))

@@ -165,16 +165,3 @@ def _context(inputs: PlanInputs, most: int) -> int:
     if inputs.context_length_tokens is not None:
         return inputs.context_length_tokens
     return min(most // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS, inputs.model.max_context_tokens)
-
-
-def flags(inputs: PlanInputs, plan: MemoryPlan) -> tuple[str, ...]:
-    """The command line of llama-server that asks for exactly this plan."""
-    words = [
-        "--ctx-size", str(plan.context_length_tokens), "--ubatch-size", str(inputs.chunk), "--parallel", str(inputs.running),
-        "--cache-type-k", inputs.kv_dtype, "--cache-type-v", inputs.kv_dtype, "--n-gpu-layers", "999", "--flash-attn", "on",
-    ]  # fmt: skip
-    if inputs.running > 1:
-        words.append("--kv-unified")
-    if inputs.tensor_parallel > 1:
-        words += ["--split-mode", "layer", "--tensor-split", ",".join(["1"] * inputs.tensor_parallel)]
-    return tuple(words)

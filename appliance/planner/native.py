@@ -98,11 +98,3 @@ def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
         context_tokens=fitting_context(inputs, tokens),
         terms=(free, weight, pool, headroom, peak),
     )
-
-
-def flags(inputs: PlanInputs, plan: MemoryPlan) -> tuple[str, ...]:
-    """The engine's own options (python -m appliance.engine)."""
-    return (
-        "--context-length", str(plan.context_length_tokens), "--prefill-chunk", str(inputs.chunk),
-        "--max-running", str(inputs.running), "--block-tokens", str(inputs.block_tokens or 16), "--kv-pool-bytes", str(plan.kv_pool_bytes),
-    )  # fmt: skip

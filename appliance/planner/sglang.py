@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from appliance.core.plan import MemoryPlan, ModelFacts, Term
 from appliance.core.units import GIB, MIB
+from appliance.core.versions import version_of
 from appliance.planner.activation import serving_peak_bytes
 from appliance.planner.chain import (
     communicator_bytes,
@@ -29,14 +30,13 @@ from appliance.planner.chain import (
     state_slot_bytes,
     whole_plan,
 )
-from appliance.planner.inputs import PlanInputs, version_of
+from appliance.planner.inputs import PlanInputs
 
 NEWEST = (0, 5, 23)
 _BUDGETS_PADDING_AND_DRAFT = (0, 5, 10)
 """From here on the state's padding slot and the drafter's cache are inside the budget; before, they came out of the headroom."""
 _RESERVES_MULTIMODAL = (0, 5, 20)
 """From here on a multimodal model's embedding cache is taken off the KV budget (mm_runtime_reservation_gb)."""
-_NEW_FLAG_NAMES = (0, 5, 10)
 
 SLIDING_SHARE = 0.8
 """--swa-full-tokens-ratio: tokens of the sliding layers' pool for each of the full layers'."""
@@ -239,38 +239,3 @@ def _outside_budget(inputs: PlanInputs, version: tuple[int, ...], tokens: int) -
         layer = full_token_bytes(inputs.model, inputs.tensor_parallel, resolved_kv_dtype(inputs))
         size += round(draft_layers(inputs) * layer * tokens)
     return size, f" − {gib(size)} outside the budget" if size else ""
-
-
-def flags(inputs: PlanInputs, plan: MemoryPlan) -> tuple[str, ...]:
-    """The command line that asks the engine for exactly this plan; defaults are never relied on (they move between versions)."""
-    version = version_of(inputs.engine_version, NEWEST)
-    new = version >= _NEW_FLAG_NAMES
-    words = [
-        "--mem-fraction-static", f"{plan.mem_fraction:g}", "--context-length", str(plan.context_length_tokens),
-        "--chunked-prefill-size", str(inputs.chunk), "--max-running-requests", str(inputs.running),
-        "--kv-cache-dtype", "auto" if inputs.kv_dtype == "auto" else inputs.kv_dtype, "--tp-size", str(inputs.tensor_parallel),
-        "--cuda-graph-max-bs-decode" if new else "--cuda-graph-max-bs", str(inputs.running),
-    ]  # fmt: skip
-    if inputs.model.linear:
-        words += ["--max-mamba-cache-size", str(state_slots(inputs)), "--mamba-ssm-dtype", str(inputs.state_dtype or "float32")]
-        if inputs.prefix_cache:
-            words += ["--mamba-radix-cache-strategy" if new else "--mamba-scheduler-strategy", "no_buffer"]
-    if not inputs.prefix_cache:
-        words.append("--disable-radix-cache")
-    if inputs.model.vision_weight_bytes:
-        words += ["--language-only"] if inputs.language_only else (["--mm-feature-transport", "cpu"] if new else [])
-    if speculative(inputs):
-        steps = str(max(1, inputs.draft_tokens - 1))
-        words += ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", steps, "--speculative-eagle-topk", "1"]
-        words += ["--speculative-num-draft-tokens", str(inputs.draft_tokens)]
-    return (*words, *_switches(inputs, new))
-
-
-def _switches(inputs: PlanInputs, new: bool) -> list[str]:
-    switched = {
-        "cuda_graph": ["--cuda-graph-backend-decode", "disabled"] if new else ["--disable-cuda-graph"],
-        "overlap_schedule": ["--disable-overlap-schedule"],
-        "custom_all_reduce": ["--disable-custom-all-reduce"],
-        "attention_backend": ["--attention-backend", "triton"],
-    }
-    return [word for feature in sorted(inputs.features_off) for word in switched.get(feature, ())]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from appliance.core.plan import MemoryPlan, Term
 from appliance.core.units import MIB
+from appliance.core.versions import version_of
 from appliance.planner.activation import sampler_bytes, step_token_bytes, vision_bytes
 from appliance.planner.chain import (
     CONTEXT_SLACK_TOKENS,
@@ -24,7 +25,7 @@ from appliance.planner.chain import (
     rotary_table_bytes,
     whole_plan,
 )
-from appliance.planner.inputs import PlanInputs, version_of
+from appliance.planner.inputs import PlanInputs
 from appliance.planner.vllm_blocks import Geometry, blocks_label, geometry
 
 NEWEST = (0, 33, 0)
@@ -148,27 +149,3 @@ def _context(inputs: PlanInputs, shape: Geometry, blocks: int) -> int:
     longest = shape.longest(blocks, inputs.model.max_context_tokens + CONTEXT_SLACK_TOKENS, CONTEXT_STEP_TOKENS)
     room = longest - min(CONTEXT_SLACK_TOKENS, longest // 16)
     return min(room // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS, inputs.model.max_context_tokens)
-
-
-def flags(inputs: PlanInputs, plan: MemoryPlan) -> tuple[str, ...]:
-    """The command line that asks the engine for exactly this plan."""
-    words = [
-        "--gpu-memory-utilization", f"{plan.mem_fraction:g}", "--max-model-len", str(plan.context_length_tokens),
-        "--max-num-batched-tokens", str(inputs.chunk), "--max-num-seqs", str(inputs.running),
-        "--kv-cache-dtype", inputs.kv_dtype, "--tensor-parallel-size", str(inputs.tensor_parallel),
-        "--enable-prefix-caching" if inputs.prefix_cache else "--no-enable-prefix-caching",
-    ]  # fmt: skip
-    if inputs.model.linear and inputs.state_dtype:
-        words += ["--mamba-ssm-cache-dtype", inputs.state_dtype]
-    if inputs.block_tokens:
-        words += ["--block-size", str(inputs.block_tokens)]
-    if inputs.language_only:
-        words.append("--language-model-only")
-    if inputs.draft_tokens and "speculative" not in inputs.features_off:
-        words += ["--speculative-config", f'{{"method":"mtp","num_speculative_tokens":{inputs.draft_tokens}}}']
-    switched = {
-        "cuda_graph": "--enforce-eager",
-        "custom_all_reduce": "--disable-custom-all-reduce",
-        "overlap_schedule": "--no-async-scheduling",
-    }
-    return (*words, *(switched[feature] for feature in sorted(inputs.features_off) if feature in switched))

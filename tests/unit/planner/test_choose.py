@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from appliance.core.units import GIB
+from appliance.core.versions import version_of
 from appliance.planner.choose import attempt
-from appliance.planner.inputs import Choice, PlanInputError, PlanInputs, PlanRefused, Shortfall, version_of
+from appliance.planner.inputs import Choice, PlanInputError, PlanInputs, PlanRefused, Shortfall
 from appliance.planner.ways_out import plan
 from tests.unit.planner import shapes
 

@@ -76,12 +76,3 @@ def test_the_longest_context_is_searched_for_not_stepped_to() -> None:
     longer = shapes.plan_of(replace(asked, context_length_tokens=choice.plan.context_length_tokens + 1024), 0.99)
     assert choice.plan.headroom_bytes >= 1.25 * choice.plan.activation_peak_bytes
     assert longer.headroom_bytes < 1.25 * longer.activation_peak_bytes
-
-
-def test_llama_server_is_asked_for_what_was_planned() -> None:
-    """Flags carry the whole setting; 8-bit floats become q8_0."""
-    choice = plan(shapes.inputs(HYBRID, "rtx3090", "llamacpp", kv_dtype="fp8_e4m3", max_running=2, measured={"weight": 13.27}))
-    said = llamacpp.flags(choice.inputs, choice.plan)
-    assert said[said.index("--cache-type-k") + 1] == "q8_0"
-    assert said[said.index("--ctx-size") + 1] == str(choice.plan.context_length_tokens)
-    assert said[said.index("--parallel") + 1] == "2"

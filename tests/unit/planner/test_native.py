@@ -1,9 +1,8 @@
 """The built-in engine's arithmetic is the engine's own."""
 
 from appliance.core.plan import GpuFacts
-from appliance.core.units import GIB, MIB
+from appliance.core.units import GIB
 from appliance.engine.block_pool import PoolGeometry
-from appliance.planner import native
 from appliance.planner.inputs import PlanInputs
 from appliance.planner.ways_out import plan
 from tests.unit.planner import shapes
@@ -37,11 +36,3 @@ def test_a_small_model_does_not_take_the_whole_machine() -> None:
     small, large = plan(_machine(8.0)), plan(_machine(64.0))
     assert small.plan.kv_pool_bytes == large.plan.kv_pool_bytes < 4 * GIB
     assert large.plan.context_length_tokens == 8192
-
-
-def test_the_engine_is_told_the_pool_in_bytes() -> None:
-    """Its own option names."""
-    choice = plan(_machine(2.0))
-    said = native.flags(choice.inputs, choice.plan)
-    assert said[said.index("--kv-pool-bytes") + 1] == str(choice.plan.kv_pool_bytes)
-    assert choice.plan.kv_pool_bytes > 64 * MIB

@@ -128,22 +128,6 @@ def test_a_gemma4_pool_is_split_as_a_public_log_shows() -> None:
     assert int(213_761 * sglang.SLIDING_SHARE) == 171_008
 
 
-def test_flags_speak_the_versions_language() -> None:
-    """Flag names changed between 0.5.9 and 0.5.17; both spellings ask for the same."""
-    words = {}
-    for version in ("0.5.9", "0.5.17"):
-        choice = plan(replace(_article(), engine_version=version))
-        words[version] = sglang.flags(choice.inputs, choice.plan)
-    assert "--cuda-graph-max-bs" in words["0.5.9"]
-    assert "--mamba-scheduler-strategy" in words["0.5.9"]
-    assert "--cuda-graph-max-bs-decode" in words["0.5.17"]
-    assert "--mamba-radix-cache-strategy" in words["0.5.17"]
-    for said in words.values():
-        assert said[said.index("--mem-fraction-static") + 1] == "0.93"
-        assert said[said.index("--max-mamba-cache-size") + 1] == "9"
-        assert said[said.index("--mamba-ssm-dtype") + 1] == "bfloat16"
-
-
 def test_captured_batches_are_those_of_the_engine() -> None:
     """1, 2, 4, 8, 12, 16, 24 for a limit of 24; the limit itself is always captured."""
     assert [sglang.captured_batches(limit) for limit in (1, 3, 4, 24, 48)] == [1, 3, 3, 7, 10]

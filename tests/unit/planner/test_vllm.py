@@ -8,7 +8,6 @@ from appliance.core.plan import MemoryPlan
 from appliance.core.units import GIB
 from appliance.planner import vllm
 from appliance.planner.vllm_blocks import geometry, group_size
-from appliance.planner.ways_out import plan
 from tests.unit.planner import shapes
 
 LLAMA = shapes.facts(shapes.dense())
@@ -144,16 +143,6 @@ def test_cuda_graphs_count_from_0_20_on() -> None:
 def test_groups_are_the_fewer_layers_unless_padding_is_cheap() -> None:
     """gpt-oss with a drafter: 13 full and 12 sliding make two groups of 13, not one of 12 and one of 1."""
     assert [group_size(12, 12), group_size(13, 12), group_size(10, 52), group_size(17, 48)] == [12, 13, 10, 17]
-
-
-def test_the_engine_is_asked_for_what_was_planned() -> None:
-    """Flags carry the whole setting."""
-    choice = plan(shapes.inputs(HYBRID, "rtx3090", "vllm", **TWO, draft_tokens=3))
-    said = vllm.flags(choice.inputs, choice.plan)
-    assert said[said.index("--max-model-len") + 1] == str(FULL)
-    assert said[said.index("--tensor-parallel-size") + 1] == "2"
-    assert '"num_speculative_tokens":3' in said[said.index("--speculative-config") + 1]
-    assert "--enable-prefix-caching" in said
 
 
 def test_a_sequence_may_be_longer_than_the_number_that_old_versions_print() -> None:
