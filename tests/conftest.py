@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Signals as a login shell would leave them: what nohup, `&` in a script or CI ignores, every child would ignore as well."""
+    for name in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(name, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -380,7 +380,8 @@ def test_a_prompt_that_really_exhausts_memory_fails_alone(tmp_path: Path) -> Non
     ended = subprocess.run([sys.executable, "-c", HUNGRY, str(folder)], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == '[40, "length", 0, "error"]'
-    assert "can't allocate memory" in ended.stderr
+    # oneDNN does not say why it cannot make a kernel; torch's own allocator does.
+    assert "can't allocate memory" in ended.stderr or "could not create a primitive" in ended.stderr
 
 
 def test_the_engine_loads_without_transformers(tiny: Path) -> None:
@@ -405,7 +406,7 @@ def test_an_idle_engine_that_lost_a_block_says_so(tiny: Path) -> None:
     failed: queue.Queue[BaseException] = queue.Queue()
     parts = load_parts(EngineSettings(tiny, threads=1, kv_pool_bytes=2 * 1024**2))
     loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, 1, on_fatal=failed.put)
-    parts.scheduler.pool._free[next(iter(parts.scheduler.pool._free))].pop()
+    parts.scheduler.pool.words[0] = 1
     loop.start()
     assert "do not add up" in str(failed.get(timeout=30))
 
