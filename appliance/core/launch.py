@@ -89,6 +89,8 @@ class ContinuesBy(enum.StrEnum):
 
     IDS = "ids"
     """It is given the token ids so far and goes on behind them, exactly (docs/structures.md, "A request over a crash")."""
+    MESSAGE = "message"
+    """It is given the text so far as a message to be finished: `continue_final_message` of vLLM and SGLang."""
     REPLAY = "replay"
     """It cannot: the request is answered from its start, and what the client has already is taken away."""
 
@@ -104,6 +106,7 @@ class EngineLimits:
     Attributes:
         max_prompt_tokens, max_new_tokens: of one request, where the engine keeps prompts and answers apart;
             0: only the context limits them.
+        paths: what it has for clients, where it says so; one that ends in a slash stands for all that begin with it.
     """
 
     model_id: str
@@ -113,3 +116,4 @@ class EngineLimits:
     max_prompt_tokens: int = 0
     max_new_tokens: int = 0
     continues_by: ContinuesBy = ContinuesBy.REPLAY
+    paths: tuple[str, ...] = ()

@@ -46,8 +46,8 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """The events of a stream; [DONE] as a string."""
-        datas = [part.removeprefix("data: ") for part in self.body.decode().split("\n\n") if part]
+        """The events of a stream, without their names; [DONE] as a string."""
+        datas = [part.partition("data: ")[2] for part in self.body.decode().split("\n\n") if part]
         return [data if data == "[DONE]" else json.loads(data) for data in datas]
 
 

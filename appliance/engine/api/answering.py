@@ -13,7 +13,7 @@ from starlette.types import Message, Send
 
 from appliance.engine.api.continuation import Continuation, Notes, Ticket, read_continuation
 from appliance.engine.api.errors import ApiError, no_engine
-from appliance.engine.api.exchange import Client, Job, JsonEndpoint, event, json_response, send_whole
+from appliance.engine.api.exchange import Client, Job, Json, JsonEndpoint, event, json_response, send_whole
 from appliance.engine.api.fields import Fields
 from appliance.engine.api.generation import Generation, GenerationFailed, Piece, submitted
 from appliance.engine.api.metrics import Outcome
@@ -43,10 +43,10 @@ class Generate(JsonEndpoint):
         with submitted(model, request, job.stops, going_on) as generation:
             try:
                 if job.stream:
-                    return await _stream(_events(job, generation, going_on, notes), client.send)
+                    return await _stream(_events(job, generation, going_on, notes), job.shape.encode, client.send)
                 if notes is None:
                     return await _whole(job, generation, client.send)
-                return await _stream(_noted_whole(job, generation, notes), client.send)
+                return await _stream(_noted_whole(job, generation, notes), event, client.send)
             finally:
                 self._note(request, generation, client)
 
@@ -103,7 +103,7 @@ async def _whole(job: Job, generation: Generation, send: Send) -> Outcome:
     return Outcome.FINISHED
 
 
-async def _stream(events: AsyncIterator[bytes], send: Send) -> Outcome:
+async def _stream(events: AsyncIterator[bytes], encode: Callable[[Json], bytes], send: Send) -> Outcome:
     outcome, started = Outcome.FINISHED, False
     try:
         async for one in events:
@@ -117,7 +117,7 @@ async def _stream(events: AsyncIterator[bytes], send: Send) -> Outcome:
             await send_whole(_failed(failure).response(), send)
             return outcome
         # The status is long gone; an error event without a [DONE] is how OpenAI's clients learn of it.
-        await send({"type": "http.response.body", "body": event(_failed(failure).envelope()), "more_body": True})
+        await send({"type": "http.response.body", "body": encode(_failed(failure).envelope()), "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return outcome
 
@@ -126,7 +126,7 @@ async def _events(job: Job, generation: Generation, going_on: Continuation, note
     shape, begun = job.shape, going_on.sent
     shape.piece(generation.told)  # for shapes whose events carry all so far
     async for piece in generation.pieces():
-        events = [event(value) for value in ([] if begun else shape.begin()) + shape.piece(piece)]
+        events = [shape.encode(value) for value in ([] if begun else shape.begin()) + shape.piece(piece)]
         begun = True
         lines = b"" if notes is None else notes.beside(piece.token_ids, generation.finish, generation.cached_tokens)
         if events:
@@ -136,8 +136,9 @@ async def _events(job: Job, generation: Generation, going_on: Continuation, note
         for one in events:
             yield one
     for value in shape.end(generation.ending())[going_on.ended :]:
-        yield (b"" if notes is None else b":end\n") + event(value)
-    yield b"data: [DONE]\n\n"
+        yield (b"" if notes is None else b":end\n") + shape.encode(value)
+    if shape.last:
+        yield shape.last
 
 
 async def _noted_whole(job: Job, generation: Generation, notes: Notes) -> AsyncIterator[bytes]:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from appliance.engine.api import metrics
 from appliance.engine.api.answering import Generate
+from appliance.engine.api.anthropic import count_message_tokens, read_message_request
 from appliance.engine.api.chat import encode_chat, read_chat, read_messages, read_template_variables
 from appliance.engine.api.completions import read_completion
 from appliance.engine.api.errors import ApiError, bad_request
@@ -30,11 +31,38 @@ COUNT = "/appliance/count"
 """In front of a generating endpoint's path: the same body, and its prompt is only counted. The gateway asks; it passes no such path on."""
 
 
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/v1/models/",
+    "/v1/tokenize",
+    "/v1/detokenize",
+    "/generate",
+    "/tokenize",
+    "/detokenize",
+)
+"""For clients, as /health says them; one that ends in a slash stands for all that begin with it."""
+
+
 def make_app(service: Service) -> Starlette:
     """The engine's HTTP application over this service."""
     pages = _Pages(service)
-    readers = (("/v1/chat/completions", read_chat), ("/v1/completions", read_completion), ("/generate", read_generate))
-    look_ups = (("/tokenize", _tokenize), ("/v1/tokenize", _tokenize), ("/detokenize", _detokenize), ("/v1/detokenize", _detokenize))
+    readers = (
+        ("/v1/chat/completions", read_chat),
+        ("/v1/completions", read_completion),
+        ("/v1/messages", read_message_request),
+        ("/generate", read_generate),
+    )
+    look_ups = (
+        ("/tokenize", _tokenize),
+        ("/v1/tokenize", _tokenize),
+        ("/detokenize", _detokenize),
+        ("/v1/detokenize", _detokenize),
+        ("/v1/messages/count_tokens", count_message_tokens),
+    )
     routes = [
         Route("/health", pages.health),
         Route("/metrics", pages.metrics),
@@ -62,7 +90,7 @@ class _Pages:
             stats = model.engine.stats()
             answer |= {"progress": stats.progress, "running": stats.running, "waiting": stats.waiting}
             answer["kv_blocks_used"] = stats.kv_blocks_used
-            answer["limits"] = dataclasses.asdict(model.limits)
+            answer["limits"] = {**dataclasses.asdict(model.limits), "paths": PATHS}
         return JSONResponse(answer, 200 if answer["status"] == "ok" else 503)
 
     async def metrics(self, _request: Request) -> Response:
@@ -128,11 +156,12 @@ def _detokenize(fields: Fields, model: LoadedModel) -> Json:
     return {"prompt": model.text.decode(ids)}
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
-    cures = {404: "there is no such endpoint", 405: "this endpoint does not take that method"}
-    response = ApiError(error.status_code, cures.get(error.status_code, error.detail), code="unknown_endpoint").response()
+    method, path = request.method, request.url.path[:200]
+    words = {404: f"this engine has no endpoint {path}; it has {', '.join(PATHS)}", 405: f"{path} does not take {method}"}
+    response = ApiError(error.status_code, words.get(error.status_code, error.detail), code="unknown_endpoint").response()
     response.headers.update(error.headers or {})
     return response
 

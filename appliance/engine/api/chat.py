@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
-from appliance.engine.api.exchange import Job, Json
+from appliance.engine.api.exchange import Job, Json, OpenAiEvents
 from appliance.engine.api.fields import Fields, check_text
 from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_sampling
@@ -20,7 +20,6 @@ IGNORED = (
     "user",
     "metadata",
     "service_tier",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -153,6 +152,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     fields.only("function_call", "none", "auto")
     fields.only("response_format", {"type": "text"})
     fields.only("modalities", ["text"])
+    fields.flag("parallel_tool_calls")  # without tools, either asks for nothing
     fields.only("add_generation_prompt", True)
     fields.only("continue_final_message", False)
     for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
@@ -169,7 +169,7 @@ def usage(ending: Ending) -> Json:
     }
 
 
-class ChatShape:
+class ChatShape(OpenAiEvents):
     """`chat.completion`, and its chunks: the role, the text, the finish reason, the usage if asked for."""
 
     def __init__(self, request_id: str, model_id: str, created: int, include_usage: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from appliance.engine.api.chat import IGNORED, read_stream, usage
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
-from appliance.engine.api.exchange import Job, Json
+from appliance.engine.api.exchange import Job, Json, OpenAiEvents
 from appliance.engine.api.fields import Fields, check_text, check_token_ids
 from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_sampling
@@ -52,7 +52,7 @@ def _encode(prompt: object, model: LoadedModel) -> tuple[int, ...]:
     raise bad_request("prompt must be a text or a list of at least one token id", "prompt", "invalid_type")
 
 
-class CompletionShape:
+class CompletionShape(OpenAiEvents):
     """`text_completion`, whole and in chunks."""
 
     def __init__(self, request_id: str, model_id: str, created: int, include_usage: bool) -> None:

@@ -103,7 +103,7 @@ def read_continuation(known: bytes, vocabulary: int) -> Continuation:
         token_ids=fields.token_ids("ids", vocabulary) or (),
         sent=fields.flag("sent"),
         finish=FinishReason(finish) if finish else None,
-        ended=fields.integer("ended", 0, 2) or 0,
+        ended=fields.integer("ended", 0, 3) or 0,
     )
     fields.end()
     return continuation

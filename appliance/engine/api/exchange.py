@@ -39,7 +39,16 @@ class ClientGone(Exception):
 
 
 class Shape(Protocol):
-    """How an endpoint's answers look."""
+    """How an endpoint's answers look.
+
+    Attributes:
+        last: what stands behind a stream's last event.
+    """
+
+    last: bytes
+
+    def encode(self, value: Json) -> bytes:
+        """One event, or an error's envelope as one."""
 
     def whole(self, piece: Piece, ending: Ending) -> Json:
         """The answer without a stream; `piece` is all of it."""
@@ -52,6 +61,16 @@ class Shape(Protocol):
 
     def end(self, ending: Ending) -> list[Json]:
         """Events after the last text."""
+
+
+class OpenAiEvents:
+    """OpenAI's events have no names, and an end mark."""
+
+    last = b"data: [DONE]\n\n"
+
+    def encode(self, value: Json) -> bytes:
+        """As data alone."""
+        return event(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +198,11 @@ async def send_whole(response: Response, send: Send) -> None:
 def event(value: Json) -> bytes:
     """A server-sent event."""
     return f"data: {_dump(value)}\n\n".encode()
+
+
+def named_event(name: str, value: Json) -> bytes:
+    """The same with a name."""
+    return f"event: {name}\n".encode() + event(value)
 
 
 def json_response(value: Json) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import reprlib
+import sys
 
 from appliance.engine.api.errors import bad_request
 
@@ -28,15 +29,18 @@ def parse_object(body: bytes) -> dict[str, object]:
         raise bad_request(f"the body is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}", code="invalid_utf8") from None
     except RecursionError:
         raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
+    except ValueError:  # Python's own limit, which costs time with the square of the length
+        most = sys.get_int_max_str_digits()
+        raise bad_request(f"the body holds an integer of more than {most} digits; send a shorter one", code="invalid_json") from None
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {_kind(value)}", code="invalid_json")
     return value
 
 
 def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON number")
+    raise bad_request(f"the body is not JSON: {name} is no JSON number", code="invalid_json")
 
 
 def check_text(value: str, path: str) -> str:

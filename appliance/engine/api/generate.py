@@ -6,7 +6,7 @@ import time
 
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
-from appliance.engine.api.exchange import Job, Json
+from appliance.engine.api.exchange import Job, Json, OpenAiEvents
 from appliance.engine.api.fields import Fields
 from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_sampling
@@ -40,7 +40,7 @@ def read_generate(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> 
     return Job(ticket, request, sampling.stops, stream, GenerateShape(rid or ticket.request_id, ticket.created_s))
 
 
-class GenerateShape:
+class GenerateShape(OpenAiEvents):
     """SGLang's answer; the events of a stream carry all of the text and tokens so far, as SGLang's do."""
 
     def __init__(self, rid: str, started_s: float) -> None:

@@ -51,7 +51,7 @@ def check_model(fields: Fields, model: LoadedModel) -> str:
     return served
 
 
-def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str) -> Sampling:
+def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str, stop_name: str = "stop") -> Sampling:
     """Sampling parameters under OpenAI's and SGLang's names; defaults are the model's own.
 
     Raises:
@@ -78,7 +78,7 @@ def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str) -> Sa
         top_p=top_p,
         top_k=text.defaults.top_k if top_k is None else max(0, top_k),
         seed=None if seed is None else seed % _INT64,
-        stops=_read_stops(fields),
+        stops=_read_stops(fields, stop_name),
         stop_token_ids=stop_token_ids,
     )
 
@@ -91,20 +91,20 @@ def _read_max_tokens(fields: Fields, names: tuple[str, ...]) -> tuple[str, int |
     return next(iter(given.items()), (names[0], None))
 
 
-def _read_stops(fields: Fields) -> tuple[str, ...]:
-    value = fields.value("stop")
+def _read_stops(fields: Fields, name: str) -> tuple[str, ...]:
+    value = fields.value(name)
     stops = [] if value is None else value if isinstance(value, list) else [value]
     if len(stops) > MOST_STOPS:
-        raise bad_request(f"stop has {len(stops)} strings; at most {MOST_STOPS} are allowed", "stop", "invalid_value")
+        raise bad_request(f"{name} has {len(stops)} strings; at most {MOST_STOPS} are allowed", name, "invalid_value")
     checked: list[str] = []
     for stop in stops:
         if not isinstance(stop, str):
-            raise bad_request("stop must be a string or a list of strings", "stop", "invalid_type")
+            raise bad_request(f"{name} must be a string or a list of strings", name, "invalid_type")
         if not stop:
-            raise bad_request("stop holds an empty string, which would end every answer at once; leave it out", "stop", "invalid_value")
+            raise bad_request(f"{name} holds an empty string, which would end every answer at once; leave it out", name, "invalid_value")
         if len(stop) > MOST_STOP_CHARS:
-            raise bad_request(f"stop has a string of {len(stop)} characters; at most {MOST_STOP_CHARS} are taken", "stop", "invalid_value")
-        checked.append(check_text(stop, "stop"))
+            raise bad_request(f"{name} has a string of {len(stop)} characters; at most {MOST_STOP_CHARS} are taken", name, "invalid_value")
+        checked.append(check_text(stop, name))
     return tuple(checked)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from appliance.engine.api.app import PATHS
 from appliance.engine.messages import GenerateRequest
 from appliance.engine.text import ModelText
 from tests.fakes.model_folder import byte_fallback_folder, byte_level_folder
@@ -239,8 +240,17 @@ async def test_health_models_and_metrics(folder: Path) -> None:
             "max_prompt_tokens": 0,
             "max_new_tokens": 0,
             "continues_by": "replay",
+            "paths": list(PATHS),
         }
-        assert health == {"status": "ok", "progress": 4, "running": 0, "waiting": 0, "kv_blocks_used": 0, "limits": limits}
+        assert health == {
+            "status": "ok",
+            "progress": 4,
+            "running": 0,
+            "waiting": 0,
+            "kv_blocks_used": 0,
+            "block_violations": 0,
+            "limits": limits,
+        }
         page = (await one.get("/metrics")).body.decode()
         assert 'appliance_engine_requests_total{path="/v1/completions",outcome="finished"} 1' in page
         assert 'appliance_engine_requests_total{path="/v1/completions",outcome="refused"} 1' in page

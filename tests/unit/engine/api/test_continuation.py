@@ -44,6 +44,8 @@ class Known:
                 self.ended += 1
             elif name == "data:":
                 self.events.append(value if value == "[DONE]" else json.loads(value))
+            elif name == "event:":
+                assert f'data: {{"type":"{value}"' in block
             else:
                 raise AssertionError(f"an unknown line: {line}")
 
@@ -80,6 +82,7 @@ CASES = [
     ("/v1/completions", {"prompt": "x", "stream": True, "stop": ["then st", "zzz"], "stream_options": {"include_usage": True}}),
     ("/v1/completions", {"prompt": "x", "stream": True, "stop": "stop.!", "max_tokens": 9}),
     ("/generate", {"text": "x", "stream": True, "rid": "mine", "sampling_params": {"stop": "stop.!"}}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 99, "stop_sequences": ["then st"]}),
 ]
 
 
@@ -122,6 +125,8 @@ def joined(events: list[Any]) -> list[Any]:
 
 def text_of(event: Any) -> str | None:
     """Of an event that has nothing but text."""
+    if isinstance(event, dict) and event.get("type") == "content_block_delta":
+        return event["delta"]["text"]
     choices = event.get("choices") if isinstance(event, dict) else None
     if not choices or choices[0]["finish_reason"] is not None:
         return None
