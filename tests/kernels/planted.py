@@ -1,0 +1,30 @@
+"""Reference counts done wrong, so that the explorer is seen to find what it looks for. Never used by anything else."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def retain_by_load_and_store(counts_ptr, block, took_ptr):
+    """counts[block] += 1 as two accesses."""
+    count = tl.load(counts_ptr + block)
+    tl.store(counts_ptr + block, count + 1)
+    tl.store(took_ptr, 1)
+
+
+@triton.jit
+def retain_by_add_and_undo(counts_ptr, block, took_ptr):
+    """Add one; if nobody held the block, take it back."""
+    before = tl.atomic_add(counts_ptr + block, 1)
+    if before <= 0:
+        tl.atomic_add(counts_ptr + block, -1)
+    tl.store(took_ptr, tl.where(before > 0, 1, 0))
+
+
+@triton.jit
+def release_by_add(counts_ptr, block, freed_ptr):
+    """Take one away; the last one frees."""
+    before = tl.atomic_add(counts_ptr + block, -1)
+    tl.store(freed_ptr, tl.where(before == 1, 1, 0))
