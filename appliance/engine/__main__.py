@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from appliance.core.errors import ApplianceError
 from appliance.core.launch import Endpoint
-from appliance.engine.settings import EngineSettings
+from appliance.engine.settings import FAULTS, EngineSettings
 
 if TYPE_CHECKING:
     from appliance.engine.spare import Prepared
@@ -56,7 +56,15 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     ):
         number = _number(float, least, most)
         parser.add_argument(f"--{name}", type=number, default=default_number, metavar="F", help=f"{doc} (default: {default_number})")
+    parser.add_argument("--fault", type=_fault, metavar="KIND@STEP", help=argparse.SUPPRESS)  # engine/faults.py; for tests
     return parser.parse_args(arguments)
+
+
+def _fault(text: str) -> tuple[str, int]:
+    kind, _, step = text.partition("@")
+    if kind not in FAULTS or not step.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not KIND@STEP with a KIND of {', '.join(FAULTS)}")
+    return kind, int(step)
 
 
 def _number(kind: type[int] | type[float], minimum: float, maximum: float | None = None) -> Callable[[str], float]:
@@ -87,6 +95,7 @@ def settings_of(arguments: argparse.Namespace) -> EngineSettings:
         block_tokens=arguments.block_tokens,
         kv_pool_bytes=arguments.kv_pool_bytes,
         prefill_fraction=arguments.prefill_fraction,
+        fault=arguments.fault,
     )
 
 

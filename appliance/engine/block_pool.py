@@ -1,8 +1,11 @@
 """KV blocks by number: two disjoint regions of one cache, and who may write what.
 
 Blocks 0 to prefill_blocks − 1 hold prompts; the rest hold answers. A prompt's blocks are sealed when its prefill ends and
-never written again; a block of the decode region is private to one sequence. So no block that anyone writes is ever shared.
-One thread, the engine's, calls all of this.
+never written again; from then on they may be shared. A block of the decode region is private to one sequence. So no block
+that anyone writes is ever shared.
+
+All that is known of a block is its word (kernels/refcount) and its owner, in two tensors that the kernels read; what is free,
+held or kept is looked up in them, and nothing is counted a second time here. One thread, the engine's, calls all of this.
 """
 
 from __future__ import annotations
@@ -11,8 +14,12 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from appliance.core.errors import BudgetError
 from appliance.core.units import format_bytes
+from appliance_kernels.refcount.reference import FREE, HOLDERS, KEPT, OPEN, REFUSED, SEALED, Step, count_held, free_blocks, take_step
 
 
 class Region(enum.Enum):
@@ -29,7 +36,9 @@ class BlockState(enum.Enum):
     OPEN = "open"
     """Held by one sequence, which may write it."""
     SEALED = "sealed"
-    """Held, and read only from now on."""
+    """Held by one or several, and read only from now on."""
+    KEPT = "kept"
+    """Sealed, and kept by the prefix cache beyond its last holder."""
 
 
 class PoolCorrupt(AssertionError):
@@ -92,31 +101,43 @@ class PoolGeometry:
 
 
 class BlockPool:
-    """Owns the free lists and every block's state."""
+    """Owns every block's word and owner.
+
+    Attributes:
+        words: [blocks], int32; see kernels/refcount.
+        owners: [blocks], int64: who claimed it last, and alone may write it while it is open.
+    """
 
     def __init__(self, geometry: PoolGeometry) -> None:
         self.geometry = geometry
-        self._states = [BlockState.FREE] * geometry.total_blocks
-        # Popped from the end: low numbers first, and a block that was just freed, still in the CPU's cache, soonest.
-        self._free = {region: list(reversed(range(*geometry.bounds(region)))) for region in Region}
+        self.words: Tensor = torch.zeros(geometry.total_blocks, dtype=torch.int32)
+        self.owners: Tensor = torch.zeros(geometry.total_blocks, dtype=torch.int64)
 
     def free_blocks(self, region: Region) -> int:
-        """How many are left."""
-        return len(self._free[region])
+        """How many are left, without those that the prefix cache could let go."""
+        first, end = self.geometry.bounds(region)
+        return end - first - int(torch.count_nonzero(self.words[first:end]))
 
     @property
     def used_blocks(self) -> int:
-        """Of both regions."""
-        return self.geometry.total_blocks - sum(len(free) for free in self._free.values())
+        """Held by sequences, of both regions."""
+        return count_held(self.words)
 
-    def allocate(self, region: Region, count: int) -> list[int] | None:
-        """So many open blocks, or None when there are not enough now; never a part."""
-        free = self._free[region]
-        if count > len(free):
+    @property
+    def kept_blocks(self) -> int:
+        """Held by nobody, kept by the prefix cache."""
+        return int(torch.count_nonzero(self.words == SEALED | KEPT))
+
+    def allocate(self, region: Region, count: int, owner: int) -> list[int] | None:
+        """So many open blocks of this owner's, or None when there are not enough now; never a part."""
+        if count <= 0:
+            return []
+        candidates = free_blocks(self.words, *self.geometry.bounds(region), count)
+        if candidates.numel() < count:
             return None
-        blocks = [free.pop() for _ in range(count)]
-        for block in blocks:
-            self._move(block, BlockState.FREE, BlockState.OPEN)
+        blocks: list[int] = candidates.tolist()
+        self._take(blocks, Step.CLAIM)
+        self.owners[candidates] = owner
         return blocks
 
     def seal(self, blocks: Iterable[int]) -> None:
@@ -125,56 +146,113 @@ class BlockPool:
         Raises:
             PoolCorrupt: one is not open, or not of the prefill region.
         """
-        for block in blocks:
+        chosen = list(blocks)
+        for block in chosen:
             if self.region(block) is not Region.PREFILL:
                 raise PoolCorrupt(f"block {block} of the decode region was to be sealed; please report this")
-            self._move(block, BlockState.OPEN, BlockState.SEALED)
+        self._take(chosen, Step.SEAL)
 
-    def free(self, blocks: Iterable[int]) -> None:
+    def retain(self, blocks: Iterable[int]) -> None:
+        """Hold sealed blocks once more.
+
+        Raises:
+            PoolCorrupt: one is free, or still written.
+        """
+        self._take(blocks, Step.RETAIN)
+
+    def keep(self, block: int) -> None:
+        """The prefix cache keeps a sealed block beyond its last holder.
+
+        Raises:
+            PoolCorrupt: it is not sealed, held by nobody, or kept already.
+        """
+        self._take([block], Step.KEEP)
+
+    def evict(self, block: int) -> bool:
+        """The prefix cache lets go of a block, unless somebody holds it."""
+        return take_step(self.words, [block], Step.EVICT) == [FREE]
+
+    def release(self, blocks: Iterable[int]) -> None:
         """Give blocks back.
 
         Raises:
-            PoolCorrupt: one is free already.
+            PoolCorrupt: nobody holds one.
         """
-        for block in blocks:
-            if self._states[block] is BlockState.FREE:
-                raise PoolCorrupt(f"block {block} was freed twice; please report this")
-            self._states[block] = BlockState.FREE
-            self._free[self.region(block)].append(block)
+        self._take(blocks, Step.RELEASE)
 
     def state(self, block: int) -> BlockState:
         """Of one block."""
-        return self._states[block]
+        word = int(self.words[block])
+        if word == FREE:
+            return BlockState.FREE
+        if not word & SEALED:
+            return BlockState.OPEN
+        return BlockState.KEPT if word & KEPT else BlockState.SEALED
 
     def region(self, block: int) -> Region:
         """Where it lies."""
         return Region.PREFILL if block < self.geometry.prefill_blocks else Region.DECODE
 
-    def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
-        """Free plus held is everything, in each region, and nobody holds what another holds.
+    def check_integrity(self, held: Iterable[Sequence[int]], kept: Iterable[int]) -> None:
+        """In each region: free plus held plus kept alone is everything; every count is the number of its holders; who writes
+        is alone; the prefix cache keeps what it believes to keep.
 
         Args:
             held: the blocks of every living sequence.
+            kept: the blocks of the prefix cache.
 
         Raises:
             PoolCorrupt: with the numbers.
         """
-        owned = [block for blocks in held for block in blocks]
-        twice = len(owned) - len(set(owned))
-        if twice:
-            raise PoolCorrupt(f"{twice} of {len(owned)} held KV blocks are held twice; please report this")
+        counted, believed = self._expected(held, kept)
         for region in Region:
-            total = len(range(*self.geometry.bounds(region)))
-            free = self._free[region]
-            mine = [block for block in owned if self.region(block) is region]
-            marked = sum(self._states[block] is not BlockState.FREE for block in range(*self.geometry.bounds(region)))
-            if len(set(free)) != len(free) or len(free) + len(mine) != total or marked != len(mine) or set(free) & set(mine):
-                raise PoolCorrupt(
-                    f"KV blocks of the {region.value} region do not add up: {len(free)} free ({len(set(free))} different)"
-                    f" + {len(mine)} held != {total}, {marked} marked as held; please report this"
-                )
+            first, end = self.geometry.bounds(region)
+            words, holders, keeps = self.words[first:end], counted[first:end], believed[first:end]
+            sealed = words & SEALED
+            wrong = (words & HOLDERS != holders) | (words & KEPT != keeps)
+            wrong |= (sealed == 0) & (words & ~OPEN != 0) | (words == SEALED)
+            if region is Region.DECODE:
+                wrong |= sealed != 0
+            if wrong.any():
+                raise PoolCorrupt(self._imbalance(region, words, holders, keeps, int(wrong.nonzero()[0])))
 
-    def _move(self, block: int, before: BlockState, after: BlockState) -> None:
-        if self._states[block] is not before:
-            raise PoolCorrupt(f"block {block} is {self._states[block].value}, expected {before.value}; please report this")
-        self._states[block] = after
+    def reconcile(self, held: Iterable[Sequence[int]], kept: Iterable[int]) -> int:
+        """After a violation, when what a sequence believed to hold cannot be given back by its word: every count becomes the
+        number of holders that are left. Returns how many words that changed.
+
+        Args:
+            held: the blocks of every sequence that is left.
+            kept: the blocks of the prefix cache.
+        """
+        holders, believed = self._expected(held, kept)
+        sealed = self.words & SEALED
+        sealed[: self.geometry.prefill_blocks] |= believed[: self.geometry.prefill_blocks] * (SEALED // KEPT)
+        right = torch.where(holders + believed > 0, holders + believed + sealed, FREE)
+        changed = int(torch.count_nonzero(right != self.words))
+        self.words.copy_(right)
+        return changed
+
+    def _expected(self, held: Iterable[Sequence[int]], kept: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """A word's two other parts, as those who hold and keep see them: [blocks] each."""
+        holders, believed = torch.zeros_like(self.words), torch.zeros_like(self.words)
+        for blocks in held:
+            holders.index_add_(0, torch.tensor(blocks, dtype=torch.int64), torch.ones(len(blocks), dtype=torch.int32))
+        believed[torch.tensor(list(kept), dtype=torch.int64)] = KEPT
+        return holders, believed
+
+    def _imbalance(self, region: Region, words: Tensor, holders: Tensor, keeps: Tensor, at: int) -> str:
+        def count(which: Tensor) -> int:
+            return int(torch.count_nonzero(which))
+
+        return (
+            f"KV blocks of the {region.value} region do not add up: {count(words == FREE)} free + {count(holders)} held"
+            f" + {count((holders == 0) & (keeps != 0))} kept != {words.numel()}, {count(words & HOLDERS)} marked as held; first at block"
+            f" {at + self.geometry.bounds(region)[0]}: word {int(words[at]):#x}, {int(holders[at])} holders; please report this"
+        )
+
+    def _take(self, blocks: Iterable[int], step: Step) -> None:
+        chosen = list(blocks)
+        for block, result in zip(chosen, take_step(self.words, chosen, step), strict=True):
+            if result < 0:
+                word = f" with word {int(self.words[block]):#x}" if result == REFUSED else ""
+                raise PoolCorrupt(f"block {block}{word} refuses the step {step.name.lower()}; please report this")

@@ -78,7 +78,8 @@ def load_parts(settings: EngineSettings, decoder: Decoder | None = None) -> Engi
     import torch
 
     from appliance.engine.block_pool import BlockPool, PoolGeometry
-    from appliance.engine.kv_cache import KvCache, bytes_per_token
+    from appliance.engine.faults import FaultyRunner
+    from appliance.engine.kv_cache import bytes_per_token
     from appliance.engine.models.registry import read_config
     from appliance.engine.runner import ModelRunner
     from appliance.engine.scheduler import Scheduler
@@ -99,7 +100,8 @@ def load_parts(settings: EngineSettings, decoder: Decoder | None = None) -> Engi
     )
     if decoder is None:
         decoder = load_decoder(settings.model_path)
-    runner = ModelRunner(decoder, KvCache(config, geometry), geometry)
+    pool = BlockPool(geometry)
+    runner = ModelRunner(decoder, pool) if settings.fault is None else FaultyRunner(decoder, pool, *settings.fault)
     log.info(
         "KV cache is allocated. bytes=%d prompt_tokens=%d answer_tokens=%d block_tokens=%d",
         settings.kv_pool_bytes,
@@ -107,7 +109,7 @@ def load_parts(settings: EngineSettings, decoder: Decoder | None = None) -> Engi
         geometry.decode_tokens,
         geometry.block_tokens,
     )
-    scheduler = Scheduler(BlockPool(geometry), settings.max_running, settings.prefill_chunk_tokens)
+    scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens)
     return EngineParts(runner, scheduler, limits, threads)
 
 

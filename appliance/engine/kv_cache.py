@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,11 +39,10 @@ class KvCache:
         """As `keys`."""
         return self._memory[layer, 1]
 
-    def scrub(self, blocks: Sequence[int]) -> None:
-        """Zero blocks in all layers."""
-        self._memory[:, :, torch.tensor(blocks)] = 0.0
+    def scrub(self, blocks: Tensor) -> None:
+        """Zero [n] blocks in all layers."""
+        self._memory[:, :, blocks] = 0.0
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks, (from, to), in all layers."""
-        sources, targets = torch.tensor(pairs).unbind(1)
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy [n] blocks to [n] others, in all layers."""
         self._memory[:, :, targets] = self._memory[:, :, sources]

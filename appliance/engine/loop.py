@@ -20,11 +20,13 @@ import torch
 
 from appliance.core.launch import EngineLimits
 from appliance.engine.block_pool import PoolGeometry
+from appliance.engine.lane import Lane
 from appliance.engine.messages import EngineStats, FinishReason, GenerateRequest, RequestRefused, TokenOutput
 from appliance.engine.runner import ModelRunner
 from appliance.engine.sampler import NotFinite, choose
 from appliance.engine.scheduler import Chunk, Scheduler
 from appliance.engine.sequence import Sequence, Stage
+from appliance_kernels.kv_write.reference import Violation
 
 log = logging.getLogger("appliance.engine.loop")
 
@@ -62,8 +64,9 @@ class EngineLoop:
         on_fatal: Callable[[BaseException], None] = end_process,
     ) -> None:
         self.limits = limits
-        self._runner = runner
-        self._scheduler = scheduler
+        self._vocab_size = runner.vocab_size
+        self._shared = Lane(scheduler, runner)
+        self._apart: dict[str, Lane] = {}  # by request id
         self._geometry: PoolGeometry = scheduler.pool.geometry
         self._threads = threads
         self._on_fatal = on_fatal
@@ -72,7 +75,7 @@ class EngineLoop:
         self._stopping = False
         self._arrivals = 0
         self._living: dict[str, Sequence] = {}
-        self._progress = self._prompt_tokens = self._generated_tokens = 0
+        self._progress = self._prompt_tokens = self._generated_tokens = self._violations = 0
         self._last_step_s = 0.0
         self._stats = self._snapshot()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
@@ -87,7 +90,7 @@ class EngineLoop:
             while self._inbox or self._living:
                 self._read_inbox()
                 self._step()
-        self._scheduler.check_integrity()
+        self._shared.scheduler.check_integrity()
 
     def stop(self) -> None:
         """End after the current step; what still runs is aborted."""
@@ -126,8 +129,8 @@ class EngineLoop:
         if prompt < 1 or answer < 1:
             raise RequestRefused(f"a request needs at least 1 prompt token and 1 new token; this one has {prompt} and {answer}")
         for token in (min(request.prompt_ids), max(request.prompt_ids)):
-            if not 0 <= token < self._runner.vocab_size:
-                raise RequestRefused(f"token id {token} is outside the model's vocabulary of {self._runner.vocab_size} tokens")
+            if not 0 <= token < self._vocab_size:
+                raise RequestRefused(f"token id {token} is outside the model's vocabulary of {self._vocab_size} tokens")
         if prompt + answer > context:
             raise RequestRefused(
                 f"{prompt} prompt tokens + {answer} new tokens = {prompt + answer} exceed the context of {context} tokens;"
@@ -157,7 +160,7 @@ class EngineLoop:
         """Take notes; wait while there is nothing to do. False: stop."""
         with self._wake:
             if not self._inbox and not self._living and not self._stopping:
-                self._scheduler.check_integrity()
+                self._shared.scheduler.check_integrity()
                 self._wake.wait_for(lambda: self._inbox or self._stopping)
             notes, self._inbox = self._inbox, deque()
             stopping = self._stopping
@@ -170,7 +173,7 @@ class EngineLoop:
                 note.on_output(TokenOutput(note.request.request_id, finish=FinishReason.ERROR, error=error))
             else:
                 self._living[note.request.request_id] = note
-                self._scheduler.add(note)
+                self._shared.scheduler.add(note)
         if stopping:
             for sequence in list(self._living.values()):
                 self._finish(sequence, FinishReason.ABORT)
@@ -178,35 +181,42 @@ class EngineLoop:
         return not stopping
 
     def _step(self) -> None:
-        """At most one chunk of prefill, then one token of everybody who decodes."""
+        """In each lane at most one chunk of prefill, then one token of everybody who decodes."""
         started_s = time.monotonic()
-        chunks = self._scheduler.plan_prefill()
-        self._stats = self._snapshot()  # a step that never ends is a hang only if it is seen that somebody is being served
-        if chunks:
-            self._prefill(chunks)
-            self._progress += 1
-        sequences = self._scheduler.plan_decode()
-        if sequences:
-            self._runner.apply(self._scheduler.take_moves())
-            logits = self._runner.decode(sequences)
-            for sequence in sequences:
-                self._scheduler.decoded(sequence)
-            self._accept(logits, sequences)
-            self._progress += 1
+        for lane in (self._shared, *self._apart.values()):
+            self._step_lane(lane)
         self._last_step_s = time.monotonic() - started_s
         self._stats = self._snapshot()
 
-    def _prefill(self, chunks: list[Chunk]) -> None:
-        """One pass over all chunks; if that fails, one by one, so that only the guilty one is lost."""
-        self._runner.apply(self._scheduler.take_moves())
-        if not self._try_prefill(chunks):
-            for chunk in chunks:
-                self._try_prefill([chunk])
+    def _step_lane(self, lane: Lane) -> None:
+        chunks = lane.scheduler.plan_prefill()
+        self._stats = self._snapshot()  # a step that never ends is a hang only if it is seen that somebody is being served
+        if chunks:
+            self._prefill(lane, chunks)
+            self._progress += 1
+        sequences = lane.scheduler.plan_decode()
+        if sequences:
+            lane.runner.apply(lane.scheduler.take_moves())
+            logits = lane.runner.decode(sequences)
+            refused = self._answer_violations(lane)
+            rows = [row for row, sequence in enumerate(sequences) if sequence not in refused]
+            for row in rows:
+                lane.scheduler.decoded(sequences[row])
+            if rows:
+                self._accept(logits if len(rows) == len(sequences) else logits[rows], [sequences[row] for row in rows])
+            self._progress += 1
 
-    def _try_prefill(self, chunks: list[Chunk]) -> bool:
+    def _prefill(self, lane: Lane, chunks: list[Chunk]) -> None:
+        """One pass over all chunks; if that fails, one by one, so that only the guilty one is lost."""
+        lane.runner.apply(lane.scheduler.take_moves())
+        if not self._try_prefill(lane, chunks):
+            for chunk in chunks:
+                self._try_prefill(lane, [chunk])
+
+    def _try_prefill(self, lane: Lane, chunks: list[Chunk]) -> bool:
         """False: several chunks failed together, and each deserves a try; by then the failed pass has let go of its memory."""
         try:
-            logits = self._runner.prefill(chunks)
+            logits = lane.runner.prefill(chunks)
         except (MemoryError, RuntimeError) as error:
             if len(chunks) > 1:
                 log.warning("Prefill of %d requests together failed, trying them one by one: %s", len(chunks), error)
@@ -214,12 +224,47 @@ class EngineLoop:
             self._fail_prefill(chunks[0], error)
             return True
         choosing = [chunk.sequence for chunk in chunks if chunk.chooses]
+        refused = self._answer_violations(lane)
         for chunk in chunks:
-            self._scheduler.prefilled(chunk)
-            self._prompt_tokens += chunk.count
-        if logits is not None:
-            self._accept(logits, choosing)
+            if chunk.sequence not in refused:
+                lane.scheduler.prefilled(chunk)
+                self._prompt_tokens += chunk.count
+        rows = [row for row, sequence in enumerate(choosing) if sequence not in refused]
+        if logits is not None and rows:
+            self._accept(logits[rows], [choosing[row] for row in rows])
         return True
+
+    def _answer_violations(self, lane: Lane) -> list[Sequence]:
+        """Who would have written or read where it has no business: what was just computed for these is worth nothing. Each is
+        computed again apart from everybody, and its client sees a pause; one that is apart already is given up."""
+        violations = lane.runner.take_violations()
+        if not violations:
+            return []
+        self._violations += len(violations)
+        by_owner = {violation.owner: violation for violation in reversed(violations)}
+        refused = [sequence for sequence in lane.scheduler if sequence.arrival in by_owner]
+        for sequence in refused:
+            self._set_apart(lane, sequence, by_owner[sequence.arrival])
+        return refused
+
+    def _set_apart(self, lane: Lane, sequence: Sequence, violation: Violation) -> None:
+        request_id = sequence.request.request_id
+        where = f"block={violation.block} offset={violation.offset} reason={violation.reason.name.lower()}"
+        changed = lane.scheduler.disown(sequence)
+        if lane is self._shared:
+            log.error(
+                "KV access refused. request=%s %s blocks_corrected=%d tokens=%d: nothing was written, it is computed again on the safe"
+                " path; please report this",
+                *(request_id, where, changed, len(sequence.token_ids)),
+            )
+            try:
+                self._apart[request_id] = lane.apart(sequence)
+                return
+            except (OSError, MemoryError) as error:
+                log.error("There is no memory for the safe path of request %s: %s: %s", request_id, type(error).__name__, error)
+        else:
+            log.error("KV access refused on the safe path, request %s is given up: %s; please report this", request_id, where)
+        self._finish(sequence, FinishReason.ERROR, error="the engine could not place this answer in its memory; send it again")
 
     def _fail_prefill(self, chunk: Chunk, error: MemoryError | RuntimeError) -> None:
         sequence = chunk.sequence
@@ -254,20 +299,22 @@ class EngineLoop:
                 sequence.on_output(TokenOutput(sequence.request.request_id, (token,)))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, token_ids: tuple[int, ...] = (), error: str | None = None) -> None:
-        self._scheduler.remove(sequence)
+        self._apart.pop(sequence.request.request_id, self._shared).scheduler.remove(sequence)
         assert sequence.stage is Stage.FINISHED
         del self._living[sequence.request.request_id]
         sequence.on_output(TokenOutput(sequence.request.request_id, token_ids, reason, error=error))
 
     def _snapshot(self) -> EngineStats:
+        lanes = (self._shared, *self._apart.values())
         return EngineStats(
             progress=self._progress,
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting + len(self._inbox),
+            running=sum(lane.scheduler.running for lane in lanes),
+            waiting=sum(lane.scheduler.waiting for lane in lanes) + len(self._inbox),
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
-            preemptions=self._scheduler.preemptions,
+            preemptions=self._shared.scheduler.preemptions,
             kv_blocks_total=self._geometry.total_blocks,
-            kv_blocks_used=self._scheduler.pool.used_blocks,
+            kv_blocks_used=self._shared.scheduler.pool.used_blocks,
             last_step_s=self._last_step_s,
+            block_violations=self._violations,
         )

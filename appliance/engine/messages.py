@@ -91,6 +91,8 @@ class EngineStats:
     kv_blocks_used: int
     last_step_s: float
     """Duration of the last completed step."""
+    block_violations: int = 0
+    """Writes to KV blocks, or reads of them, that were refused; each has cost a sequence its blocks."""
 
 
 class RequestRefused(Exception):

@@ -8,13 +8,13 @@ from collections.abc import Sequence as Several
 import torch
 from torch import Tensor
 
-from appliance.engine.block_pool import PoolGeometry, Region
+from appliance.engine.block_pool import BlockPool, Region
 from appliance.engine.kv_cache import KvCache
 from appliance.engine.models.decoder import Decoder
 from appliance.engine.models.linear import padded_rows
 from appliance.engine.scheduler import BlockMoves, Chunk
 from appliance.engine.sequence import Sequence
-from appliance_kernels.kv_write.reference import kv_write, plan_write
+from appliance_kernels.kv_write.reference import Guard, Violation, Violations, WritePlan, checked_tables, kv_write, plan_blocks, plan_write
 from appliance_kernels.paged_decode.reference import paged_decode, plan_decode
 from appliance_kernels.paged_prefill.reference import paged_prefill, plan_prefill
 from appliance_kernels.tiles import CacheShape
@@ -23,11 +23,15 @@ from appliance_kernels.tiles import CacheShape
 class ModelRunner:
     """Owns the decoder and the cache's memory."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, geometry: PoolGeometry) -> None:
-        config = decoder.config
+    def __init__(self, decoder: Decoder, pool: BlockPool) -> None:
+        """The cache is mapped here; what may be written of it is the pool's to say."""
+        config, geometry = decoder.config, pool.geometry
         self._decoder = decoder
-        self._cache = cache
+        self._cache = KvCache(config, geometry)
         self._geometry = geometry
+        self._violations = Violations()
+        self._guards = {region: Guard(pool.words, pool.owners, *geometry.bounds(region)) for region in Region}
+        self._whole = Guard(pool.words, pool.owners, 0, geometry.total_blocks)
         self._shape = CacheShape(geometry.block_tokens, config.kv_heads, config.group, geometry.null_block)
         self._head_dim = config.head_dim
         self._window_of_layer = [layer.window_tokens for layer in config.layers]
@@ -38,12 +42,29 @@ class ModelRunner:
         """Token ids are below it."""
         return self._decoder.config.vocab_size
 
+    def beside(self, pool: BlockPool) -> ModelRunner:
+        """The same model over another cache, which is mapped now; raises OSError or MemoryError where there is no room for it."""
+        return ModelRunner(self._decoder, pool)
+
+    def take_violations(self) -> list[Violation]:
+        """What was not written since the last call, because it was not to be."""
+        return self._violations.take()
+
     def apply(self, moves: BlockMoves) -> None:
         """Before anything else of a step."""
         if moves.scrub:
-            self._cache.scrub(moves.scrub)
+            blocks, owners = zip(*moves.scrub, strict=True)
+            kept = plan_blocks(blocks, owners, self._whole, self._violations)
+            self._cache.scrub(torch.tensor(blocks)[kept])
         if moves.copies:
-            self._cache.copy(moves.copies)
+            self._copy(moves.copies, Region.DECODE)
+
+    def _copy(self, copies: Several[tuple[int, int, int]], region: Region) -> None:
+        """(from, to, owner), in all layers, into this region."""
+        sources, targets, owners = zip(*copies, strict=True)
+        readable = self._readable([[source] for source in sources], owners)
+        kept = plan_blocks(targets, owners, self._guards[region], self._violations)
+        self._cache.copy(torch.tensor(readable).view(-1)[kept], torch.tensor(targets)[kept])
 
     def prefill(self, chunks: Several[Chunk]) -> Tensor | None:
         """Compute chunks of different sequences in one pass.
@@ -81,10 +102,12 @@ class ModelRunner:
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index].token_ids))
         chosen = [sequences[index] for index in order]
         positions = [len(sequence.token_ids) - 1 for sequence in chosen]
+        owners = [sequence.arrival for sequence in chosen]
         tables = [sequence.table(self._geometry.block_tokens) for sequence in chosen]
         slots = torch.tensor([self._slot(table, position) for table, position in zip(tables, positions, strict=True)])
-        write = plan_write(slots, self._geometry.block_tokens, *self._geometry.bounds(Region.DECODE))
-        plans = {window: plan_decode(self._shape, self._head_dim, tables, positions, window) for window in self._windows}
+        write = self._plan_write(slots, torch.tensor(owners), Region.DECODE)
+        readable = self._readable(tables, owners)
+        plans = {window: plan_decode(self._shape, self._head_dim, readable, positions, window) for window in self._windows}
         count, scale = len(chosen), self._decoder.config.attention_scale
         mixed = self._mixed_rows(count)
 
@@ -105,8 +128,9 @@ class ModelRunner:
         table = chunk.sequence.table(self._geometry.block_tokens)
         slots = torch.tensor([self._slot(table, position) for position in range(chunk.start, chunk.start + chunk.count)])
         region = Region.DECODE if chunk.sequence.decode_blocks else Region.PREFILL
-        write = plan_write(slots, self._geometry.block_tokens, *self._geometry.bounds(region))
-        plans = {window: plan_prefill(self._shape, self._head_dim, table, chunk.start, chunk.count, window) for window in self._windows}
+        write = self._plan_write(slots, torch.full_like(slots, chunk.sequence.arrival), region)
+        (readable,) = self._readable([table], [chunk.sequence.arrival])
+        plans = {window: plan_prefill(self._shape, self._head_dim, readable, chunk.start, chunk.count, window) for window in self._windows}
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
             keys, values = self._cache.keys(layer), self._cache.values(layer)
@@ -115,6 +139,12 @@ class ModelRunner:
             paged_prefill(q[begin:end], keys, values, plan, scale, out[begin:end])
 
         return attend
+
+    def _plan_write(self, slots: Tensor, owners: Tensor, region: Region) -> WritePlan:
+        return plan_write(slots, owners, self._geometry.block_tokens, self._guards[region], self._violations)
+
+    def _readable(self, tables: Several[Several[int]], owners: Several[int]) -> Several[Several[int]]:
+        return checked_tables(tables, owners, self._whole, self._geometry.null_block, self._violations)
 
     def _slot(self, table: Several[int], position: int) -> int:
         block, offset = divmod(position, self._geometry.block_tokens)

@@ -43,18 +43,19 @@ class BlockMoves:
     """What must happen to blocks before the next step touches them, in this order.
 
     Attributes:
-        scrub: newly held blocks: what the last holder left must not be there (0 · NaN is NaN, even under a mask).
-        copies: (from, to): the tail of a prompt into the first block of its answer.
+        scrub: (block, owner), newly held: what the last holder left must not be there (0 · NaN is NaN, even under a mask).
+        copies: (from, to, owner): the tail of a prompt into the first block of its answer.
     """
 
-    scrub: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    scrub: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 class Scheduler:
     """Owns the queues, and every sequence's stage and blocks.
 
     Attributes:
+        chunk_tokens: of one prefill step.
         preemptions: so far.
     """
 
@@ -62,7 +63,7 @@ class Scheduler:
         self.pool = pool
         self.preemptions = 0
         self._max_running = max_running
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens
         self._block_tokens = pool.geometry.block_tokens
         self._waiting: deque[Sequence] = deque()
         self._preempted: list[Sequence] = []
@@ -91,18 +92,43 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """It is finished, aborted or failed: its blocks are free."""
+        self._leave_queues(sequence)
+        self._release(sequence.blocks)
+        sequence.prompt_blocks, sequence.decode_blocks = [], []
+        sequence.stage = Stage.FINISHED
+
+    def disown(self, sequence: Sequence) -> int:
+        """A kernel refused to write for it, so what it believes to hold is not to be relied on: it leaves without giving
+        anything back, and every block's count becomes what the others hold. It is as it was before it came, but for its
+        tokens. Returns how many blocks' words changed."""
+        self._leave_queues(sequence)
+        self._cancel_moves(sequence.blocks)
+        sequence.prompt_blocks, sequence.decode_blocks = [], []
+        sequence.computed_tokens = 0
+        sequence.stage = Stage.WAITING
+        return self.pool.reconcile((other.blocks for other in self), ())
+
+    def _release(self, blocks: list[int]) -> None:
+        self.pool.release(blocks)
+        self._cancel_moves(blocks)
+
+    def _cancel_moves(self, blocks: list[int]) -> None:
+        """Nothing is to be written any more to blocks that somebody else may get within this very step."""
+        if self._moves.scrub or self._moves.copies:
+            gone = set(blocks)
+            self._moves.scrub = [move for move in self._moves.scrub if move[0] not in gone]
+            self._moves.copies = [move for move in self._moves.copies if move[1] not in gone]
+
+    def _leave_queues(self, sequence: Sequence) -> None:
         for queue in (self._waiting, self._preempted, self._prefilling, self._decoding):
             if sequence in queue:
                 queue.remove(sequence)
-        self.pool.free(sequence.blocks)
-        sequence.prompt_blocks, sequence.decode_blocks = [], []
-        sequence.stage = Stage.FINISHED
 
     def plan_prefill(self) -> list[Chunk]:
         """Admit who can be, and share one step's tokens among those who prefill, first come first served. May be empty."""
         while self._admit_next():
             pass
-        chunks, budget = [], self._chunk_tokens
+        chunks, budget = [], self.chunk_tokens
         for sequence in self._prefilling:
             if not budget:
                 break
@@ -142,7 +168,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises PoolCorrupt when the blocks do not add up."""
-        self.pool.check_integrity(sequence.blocks for sequence in self)
+        self.pool.check_integrity((sequence.blocks for sequence in self), ())
 
     def _admit_next(self) -> bool:
         if self.running >= self._max_running:
@@ -155,7 +181,7 @@ class Scheduler:
         """The whole prompt or nothing; and not where those who run need the last blocks for their next tokens."""
         if self.pool.free_blocks(Region.DECODE) <= self.running:
             return False
-        blocks = self._allocate(Region.PREFILL, self.pool.geometry.blocks_for(sequence.prompt_tokens))
+        blocks = self._allocate(Region.PREFILL, self.pool.geometry.blocks_for(sequence.prompt_tokens), sequence)
         if blocks is None:
             return False
         self._waiting.popleft()
@@ -193,7 +219,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         (self._prefilling if sequence.stage is Stage.PREFILLING else self._decoding).remove(sequence)
-        self.pool.free(sequence.decode_blocks)
+        self._release(sequence.decode_blocks)
         sequence.decode_blocks = []
         sequence.computed_tokens = sequence.prompt_tokens
         self._set_aside(sequence)
@@ -209,16 +235,16 @@ class Scheduler:
         return self.pool.geometry.blocks_for(len(sequence.token_ids) - full_tokens) - len(sequence.decode_blocks)
 
     def _take_decode_blocks(self, sequence: Sequence) -> bool:
-        blocks = self._allocate(Region.DECODE, self._missing_blocks(sequence))
+        blocks = self._allocate(Region.DECODE, self._missing_blocks(sequence), sequence)
         if blocks is None:
             return False
         if blocks and not sequence.decode_blocks and sequence.prompt_tokens % self._block_tokens:
-            self._moves.copies.append((sequence.prompt_blocks[-1], blocks[0]))
+            self._moves.copies.append((sequence.prompt_blocks[-1], blocks[0], sequence.arrival))
         sequence.decode_blocks += blocks
         return True
 
-    def _allocate(self, region: Region, count: int) -> list[int] | None:
-        blocks = self.pool.allocate(region, count)
+    def _allocate(self, region: Region, count: int, sequence: Sequence) -> list[int] | None:
+        blocks = self.pool.allocate(region, count, sequence.arrival)
         if blocks:
-            self._moves.scrub += blocks
+            self._moves.scrub += [(block, sequence.arrival) for block in blocks]
         return blocks

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+FAULTS = ("stray", "sealed", "foreign", "freed", "unreadable")
+"""See faults.py."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -20,6 +23,7 @@ class EngineSettings:
         block_tokens: tokens of one KV block.
         kv_pool_bytes: size of the KV cache.
         prefill_fraction: share of its blocks that holds prompts; the rest holds answers.
+        fault: for tests: a damage and the decode step at which it is done; see faults.py. None: none.
     """
 
     model_path: Path
@@ -31,6 +35,7 @@ class EngineSettings:
     block_tokens: int = 16
     kv_pool_bytes: int = 512 * 1024**2
     prefill_fraction: float = 0.6
+    fault: tuple[str, int] | None = None
 
     @property
     def model_id(self) -> str:

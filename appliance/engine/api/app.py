@@ -89,7 +89,7 @@ class _Pages:
         if model is not None:
             stats = model.engine.stats()
             answer |= {"progress": stats.progress, "running": stats.running, "waiting": stats.waiting}
-            answer["kv_blocks_used"] = stats.kv_blocks_used
+            answer |= {"kv_blocks_used": stats.kv_blocks_used, "block_violations": stats.block_violations}
             answer["limits"] = {**dataclasses.asdict(model.limits), "paths": PATHS}
         return JSONResponse(answer, 200 if answer["status"] == "ok" else 503)
 

@@ -98,6 +98,7 @@ def _engine_lines(stats: EngineStats) -> list[str]:
         *_series("preemptions_total", "counter", "Sequences set back for want of KV blocks.", stats.preemptions),
         *_series("kv_blocks", "gauge", "KV blocks there are.", stats.kv_blocks_total),
         *_series("kv_blocks_used", "gauge", "KV blocks held by sequences.", stats.kv_blocks_used),
+        *_series("block_violations_total", "counter", "Accesses to KV blocks that were refused.", stats.block_violations),
         *_series("last_step_seconds", "gauge", "Duration of the last completed step.", round(stats.last_step_s, 6)),
     ]
 

@@ -266,3 +266,22 @@ def test_impossible_settings_are_said_and_coded(demo_model: Path, tmp_path: Path
     assert result.returncode == 78
     assert re.search(r"ERROR BudgetError: a context length of 999999 tokens exceeds the model's own limit of \d+", result.stderr)
     assert "Traceback" not in result.stderr
+
+
+def test_a_damaged_block_table_is_a_pause_for_its_client(demo_model: Path, engine: Engine, tmp_path: Path) -> None:
+    """In the middle of an answer the engine's books are damaged: the client gets the very text of a sound engine, to the end, the
+    log and /health say what was refused, and the engine goes on."""
+    question: dict[str, Any] = {"model": NAME, "messages": LIST, "temperature": 0, "max_tokens": 40}
+    sound = engine.client.chat.completions.create(**question)
+    damaged = Engine(demo_model, tmp_path / "log", "--fault", "freed@6")
+    try:
+        damaged.until_ready()
+        chunks = list(damaged.client.chat.completions.create(**question, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == sound.choices[0].message.content
+        assert damaged.health()["block_violations"] == 2  # the write, and the read of the same block
+        assert "reason=not_open" in damaged.log.read_text()
+        again = damaged.client.chat.completions.create(**question)
+        assert again.choices[0].message.content == sound.choices[0].message.content
+        assert damaged.health()["kv_blocks_used"] == 0
+    finally:
+        damaged.kill()

@@ -29,45 +29,106 @@ def test_a_pool_that_leaves_a_region_empty_is_refused(pool_bytes: int, fraction:
 def test_allocation_is_all_or_nothing() -> None:
     """None means not now, and nothing was taken."""
     pool = BlockPool(GEOMETRY)
-    assert pool.allocate(Region.PREFILL, 4) is None
+    assert pool.allocate(Region.PREFILL, 4, 1) is None
     assert pool.free_blocks(Region.PREFILL) == 3
-    assert sorted(pool.allocate(Region.PREFILL, 3) or []) == [0, 1, 2]
-    assert pool.allocate(Region.PREFILL, 1) is None
-    assert sorted(pool.allocate(Region.DECODE, 2) or []) == [3, 4]
+    assert pool.allocate(Region.PREFILL, 3, 1) == [0, 1, 2]
+    assert pool.allocate(Region.PREFILL, 1, 1) is None
+    assert pool.allocate(Region.DECODE, 2, 1) == [3, 4]
+    assert pool.allocate(Region.DECODE, 0, 1) == []
     assert pool.used_blocks == 5
+    assert pool.owners.tolist() == [1, 1, 1, 1, 1]
 
 
 def test_blocks_are_open_then_sealed_then_free() -> None:
     """And no other way round."""
     pool = BlockPool(GEOMETRY)
-    (block,) = pool.allocate(Region.PREFILL, 1) or []
+    (block,) = pool.allocate(Region.PREFILL, 1, 1) or []
     assert pool.state(block) is BlockState.OPEN
     pool.seal([block])
     assert pool.state(block) is BlockState.SEALED
-    with pytest.raises(PoolCorrupt, match=f"block {block} is sealed, expected open"):
+    with pytest.raises(PoolCorrupt, match=f"block {block} with word 0x40000001 refuses the step seal"):
         pool.seal([block])
-    pool.free([block])
-    with pytest.raises(PoolCorrupt, match=f"block {block} was freed twice"):
-        pool.free([block])
+    pool.release([block])
+    assert pool.state(block) is BlockState.FREE
+    with pytest.raises(PoolCorrupt, match=f"block {block} with word 0x0 refuses the step release"):
+        pool.release([block])
+    with pytest.raises(PoolCorrupt, match="block 5 refuses the step release"):
+        pool.release([5])
+
+
+def test_only_sealed_blocks_are_shared_and_the_last_holder_frees_them() -> None:
+    """One that is written cannot be retained; a free one cannot either."""
+    pool = BlockPool(GEOMETRY)
+    (block,) = pool.allocate(Region.PREFILL, 1, 1) or []
+    with pytest.raises(PoolCorrupt, match="refuses the step retain"):
+        pool.retain([block])
+    pool.seal([block])
+    pool.retain([block, block])
+    pool.release([block])
+    pool.release([block])
+    assert (pool.state(block), pool.used_blocks) == (BlockState.SEALED, 1)
+    pool.release([block])
+    assert (pool.state(block), pool.used_blocks) == (BlockState.FREE, 0)
+    with pytest.raises(PoolCorrupt, match="refuses the step retain"):
+        pool.retain([block])
+
+
+def test_what_the_prefix_cache_keeps_outlives_its_holders_and_goes_only_when_nobody_holds_it() -> None:
+    """It is not free, not used, and comes back to life when it is retained."""
+    pool = BlockPool(GEOMETRY)
+    (block,) = pool.allocate(Region.PREFILL, 1, 1) or []
+    pool.seal([block])
+    pool.keep(block)
+    assert not pool.evict(block)
+    pool.release([block])
+    assert (pool.state(block), pool.used_blocks, pool.kept_blocks, pool.free_blocks(Region.PREFILL)) == (BlockState.KEPT, 0, 1, 2)
+    pool.retain([block])
+    assert not pool.evict(block)
+    pool.release([block])
+    assert pool.evict(block)
+    assert pool.state(block) is BlockState.FREE
 
 
 def test_a_decode_block_is_never_sealed() -> None:
     """It is private to a sequence that goes on writing it."""
     pool = BlockPool(GEOMETRY)
     with pytest.raises(PoolCorrupt, match="decode region"):
-        pool.seal(pool.allocate(Region.DECODE, 1) or [])
+        pool.seal(pool.allocate(Region.DECODE, 1, 1) or [])
 
 
 def test_integrity_counts_in_each_region() -> None:
     """A leaked block, a shared block and a block held after its release are found, with the numbers."""
     pool = BlockPool(GEOMETRY)
-    a = pool.allocate(Region.PREFILL, 2) or []
-    b = pool.allocate(Region.DECODE, 1) or []
-    pool.check_integrity([a, b])
-    with pytest.raises(PoolCorrupt, match=r"prefill region do not add up: 1 free \(1 different\) \+ 1 held != 3, 2 marked"):
-        pool.check_integrity([a[:1], b])
-    with pytest.raises(PoolCorrupt, match="1 of 4 held KV blocks are held twice"):
-        pool.check_integrity([a, b, a[:1]])
-    pool.free(b)
-    with pytest.raises(PoolCorrupt, match=r"decode region do not add up: 2 free \(2 different\) \+ 1 held != 2, 0 marked"):
-        pool.check_integrity([a, b])
+    a = pool.allocate(Region.PREFILL, 2, 1) or []
+    b = pool.allocate(Region.DECODE, 1, 1) or []
+    pool.check_integrity([a, b], [])
+    with pytest.raises(
+        PoolCorrupt, match=r"prefill region do not add up: 1 free \+ 1 held \+ 0 kept != 3, 2 marked as held; first at block 1"
+    ):
+        pool.check_integrity([a[:1], b], [])
+    with pytest.raises(PoolCorrupt, match="first at block 0: word 0x1, 2 holders"):
+        pool.check_integrity([a, b, a[:1]], [])
+    with pytest.raises(PoolCorrupt, match=r"1 free \+ 2 held \+ 1 kept"):
+        pool.check_integrity([a, b], [2])
+    pool.release(b)
+    with pytest.raises(PoolCorrupt, match=r"decode region do not add up: 2 free \+ 1 held \+ 0 kept != 2, 0 marked"):
+        pool.check_integrity([a, b], [])
+
+
+def test_after_a_violation_the_words_are_made_to_fit_those_who_are_left() -> None:
+    """Whatever the words had become: what others hold and keep stays as it was, everything else is free."""
+    pool = BlockPool(GEOMETRY)
+    mine = pool.allocate(Region.PREFILL, 3, 1) or []
+    (answer,) = pool.allocate(Region.DECODE, 1, 1) or []
+    (lost,) = pool.allocate(Region.DECODE, 1, 2) or []
+    pool.seal(mine)
+    pool.keep(mine[1])
+    pool.release(mine[1:])
+    before = pool.words.clone()
+    pool.words[lost] = 0x1234
+    pool.words[mine[2]] = 1
+    pool.words[answer] = 0
+    assert pool.reconcile([[mine[0]], [answer]], [mine[1]]) == 3
+    before[lost] = 0
+    assert pool.words.tolist() == before.tolist()
+    pool.check_integrity([[mine[0]], [answer]], [mine[1]])

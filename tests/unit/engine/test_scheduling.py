@@ -53,10 +53,14 @@ class Engine:
     def _apply_moves(self) -> None:
         moves = self.scheduler.take_moves()
         size = self.geometry.block_tokens
-        for block in moves.scrub:
+        for block, owner in moves.scrub:
+            assert self.pool.owners[block] == owner
+            assert self.pool.state(block) is BlockState.OPEN
             for offset in range(size):
                 self.slots[block * size + offset] = None
-        for source, target in moves.copies:
+        for source, target, owner in moves.copies:
+            assert self.pool.owners[target] == owner
+            assert self.pool.state(target) is BlockState.OPEN
             for offset in range(size):
                 self.slots[target * size + offset] = self.slots[source * size + offset]
 
@@ -69,6 +73,7 @@ class Engine:
         block = slot // self.geometry.block_tokens
         assert self.pool.region(block) is region, f"{region} wrote block {block}"
         assert self.pool.state(block) is BlockState.OPEN, f"a {self.pool.state(block)} block was written"
+        assert self.pool.owners[block] == sequence.arrival, "a block of somebody else was written"
         self.slots[slot] = (sequence.arrival, position)
 
     def _read(self, sequence: Sequence, up_to: int) -> None:

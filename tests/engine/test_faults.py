@@ -1,0 +1,101 @@
+"""The running engine with its books damaged: nothing is written where it must not be, the victim is computed again, nobody else notices."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from appliance.engine.messages import FinishReason
+from appliance.engine.sequence import Sequence
+from appliance.engine.settings import FAULTS
+from appliance_kernels.kv_write.reference import Reason, Violation
+from tests.engine.driver import GREEDY, Driver, differences
+from tests.engine.test_tiny_models import SIZES, prompt, save_checkpoint
+
+PROMPTS = {"a": prompt(37, 1), "b": prompt(9, 2), "c": prompt(64, 3)}
+SAMPLING = replace(GREEDY, max_new_tokens=30)
+REASONS = {"stray": "outside", "sealed": "outside", "foreign": "foreign", "freed": "not_open", "unreadable": "unreadable"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of a few kilobytes."""
+    return save_checkpoint(transformers.LlamaConfig(**SIZES), tmp_path_factory.mktemp("tiny") / "tiny-llama")
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_damaged_book_costs_a_pause_and_not_a_bit(kind: str, step: int, tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every answer, the victim's too, has the bits that it has on a sound engine; the log says what was refused and what was done."""
+    clean = Driver(tiny, kv_pool_bytes=2 * 1024**2).run(PROMPTS, SAMPLING)
+    driver = Driver(tiny, kv_pool_bytes=2 * 1024**2, fault=(kind, step))
+    answers = driver.run(PROMPTS, SAMPLING)
+    assert not differences(clean, answers)
+    assert all(answer.finish is FinishReason.LENGTH for answer in answers.values())
+    stats = driver.loop.stats()
+    assert stats.block_violations >= 1
+    assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
+    (line,) = [record.getMessage() for record in caplog.records if "KV access refused" in record.getMessage()]
+    assert re.match(rf"KV access refused\. request=a block=\d+ offset=\d+ reason={REASONS[kind]} blocks_corrected=\d+ tokens=\d+: ", line)
+    assert not differences(clean, driver.run({name: PROMPTS[name] for name in ("b", "c")}, SAMPLING) | {"a": clean["a"]})
+
+
+def test_who_does_not_share_the_damage_keeps_its_memory(tiny: Path) -> None:
+    """The blocks of the others hold, after the damaged step, what they held before it."""
+    driver = Driver(tiny, kv_pool_bytes=2 * 1024**2, fault=("foreign", 5))
+    runner = driver.runner._runner
+    decode, seen = runner.decode, []
+
+    def watched(sequences: list[Sequence]) -> torch.Tensor:
+        others = [block for sequence in sequences[1:] for block in sequence.blocks]
+        newest = {(s.decode_blocks[-1], (len(s.token_ids) - 1) % 16) for s in sequences[1:]}
+        before = runner._cache.keys(1)[others].clone()
+        logits = decode(sequences)
+        after = runner._cache.keys(1)[others]
+        changed = (before != after).any(-1).any(1).nonzero().tolist()
+        seen.append({(others[index], offset) for index, offset in changed} == newest)
+        return logits
+
+    runner.decode = watched  # type: ignore[method-assign, assignment]
+    driver.run(PROMPTS, SAMPLING)
+    assert driver.loop.stats().block_violations == 2  # the write, and the read of the same block
+    assert all(seen)
+    assert len(seen) > 20
+
+
+def test_a_second_refusal_on_the_safe_path_gives_the_request_up(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It would go round for ever; the client is told, the others go on."""
+    driver = Driver(tiny, kv_pool_bytes=2 * 1024**2, fault=("stray", 3))
+    beside = driver.runner.beside
+
+    def damaged(pool: object) -> object:
+        lane = beside(pool)  # type: ignore[arg-type]
+        lane.take_violations = lambda: [Violation(1, 0, 0, Reason.NOT_OPEN)]  # type: ignore[method-assign]
+        return lane
+
+    driver.runner.beside = damaged  # type: ignore[method-assign, assignment]
+    answers = driver.run(PROMPTS, SAMPLING)
+    assert answers["a"].finish is FinishReason.ERROR
+    assert "send it again" in (answers["a"].error or "")
+    assert "on the safe path, request a is given up" in caplog.text
+    assert [len(answers[name].token_ids) for name in "bc"] == [30, 30]
+
+
+def test_no_memory_for_the_safe_path_fails_that_request_alone(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As any other request that finds no memory."""
+    driver = Driver(tiny, kv_pool_bytes=2 * 1024**2, fault=("stray", 3))
+
+    def full(_pool: object) -> object:
+        raise OSError(12, "Cannot allocate memory")
+
+    driver.runner.beside = full  # type: ignore[method-assign, assignment]
+    answers = driver.run(PROMPTS, SAMPLING)
+    assert answers["a"].finish is FinishReason.ERROR
+    assert "no memory for the safe path of request a: OSError" in caplog.text
+    assert [len(answers[name].token_ids) for name in "bc"] == [30, 30]
+    assert driver.loop.stats().kv_blocks_used == 0
