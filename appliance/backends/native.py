@@ -13,9 +13,10 @@ from appliance.backends.environment import engine_environment
 from appliance.backends.protocol import ProofRequest, configured_rung
 from appliance.config.runtimes import launch_python
 from appliance.config.schema import Config
-from appliance.core.errors import ModelError
+from appliance.core.errors import ConfigError, ModelError
 from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec, SpareSpec
 from appliance.core.plan import Rung
+from appliance.core.units import format_bytes
 
 _MODEL_SUFFIXES = (".json", ".safetensors", ".jinja")
 
@@ -49,12 +50,13 @@ class NativeBackend:
         return (rung.context_length_tokens, rung.prefill_chunk_tokens, rung.max_running)
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
-        """Raises ModelError."""
+        """Raises ModelError, and ConfigError where there is no engine or not the memory for what is configured."""
         model = _checked_model(config)
         engine = config.engine
+        _check_pool(config.engine.kv_pool_bytes, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         python = launch_python(engine.python)
         if python is None:
-            raise ModelError("the built-in engine is not set up on this machine", hint="make its environment: appliancectl setup")
+            raise ConfigError("the built-in engine is not set up on this machine", hint="make its environment: appliancectl setup")
         threads = engine.threads or len(os.sched_getaffinity(0))
         # Where the rung leaves the context as configured, 0 stays 0: the engine cuts the model's limit to its KV pool.
         untouched = rung.context_length_tokens == _configured_context(config)
@@ -130,6 +132,14 @@ def _stamp(folder: Path) -> str:
             status = file.stat()
             facts.append(f"{file.name} {status.st_ino} {status.st_size} {status.st_mtime_ns}")
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+def _check_pool(pool_bytes: int, memory_bytes: int) -> None:
+    """What no start can get is not tried: it would fill a machine's memory before it fails."""
+    if pool_bytes >= memory_bytes:
+        pool, memory = format_bytes(pool_bytes), format_bytes(memory_bytes)
+        what = f"engine.kv_pool_bytes = {pool} is more than the {memory} of memory that this machine has"
+        raise ConfigError(what, hint=f"lower engine.kv_pool_bytes in appliance.toml, well below {memory}")
+
 
 
 def _configured_context(config: Config) -> int:

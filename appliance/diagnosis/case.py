@@ -28,6 +28,7 @@ _ENGINE_NAME = re.compile(
     r"ik_llama|server$|main$|app$|conda|uv$|ktransformers|applianced|appliance|engine)",
     re.IGNORECASE,
 )
+_UNIT = re.compile(r"(?P<unit>[\w@.:\\-]{1,120}\.service): (?:[Mm]ain process exited|Failed with result)")
 _LOG_PID = re.compile(r"\bpid[=: ]+(\d{2,8})|\bPID (\d{2,8})|\[(\d{3,8})\]")
 
 
@@ -36,7 +37,7 @@ def signal_of(value: object) -> str | None:
     if isinstance(value, bool) or value is None:
         return None
     text = str(value).strip().upper()
-    if text.lstrip("-").isdigit():
+    if text.removeprefix("-").isdecimal():
         number = abs(int(text))
         return SIGNALS.get(number - 128 if number > 128 else number)
     if text in _GO_WORDS:
@@ -48,7 +49,7 @@ def signal_of(value: object) -> str | None:
 def signal_of_code(value: object) -> str | None:
     """The signal behind an exit code: negative (Python's way) or above 128 (the shell's); 1 is no signal."""
     text = str(value).strip()
-    if not text.lstrip("-").isdigit() or 0 <= int(text) <= 128:
+    if not text.removeprefix("-").isdecimal() or 0 <= int(text) <= 128:
         return None
     return signal_of(text)
 
@@ -99,6 +100,12 @@ class Case:
     def engine_pids(self) -> frozenset[int]:
         """Process ids that the engine's own lines mention."""
         return pids_in(self.evidence)
+
+    @functools.cached_property
+    def engine_units(self) -> frozenset[str]:
+        """systemd's units that may be the engine's: those whose main process ended, where systemd says so of any."""
+        ended = (_UNIT.search(event.text) for event in self.named("unit_failed", "unit_result", "death") if event.source is Source.SYSTEMD)
+        return frozenset(match["unit"] for match in ended if match is not None)
 
     def named(self, *names: str) -> Iterator[Event]:
         """The events of these names, in order."""
@@ -163,6 +170,9 @@ def pids_in(evidence: Sequence[Evidence]) -> frozenset[int]:
 
 
 def ours(event: Event, case: Case) -> bool:
-    """Whether the process that a kernel line names may be the engine's."""
+    """Whether the process that a kernel line names may be the engine's; whoever started it may have told (`of_engine`)."""
+    told = event.evidence.data.get("of_engine")
+    if isinstance(told, bool):
+        return told
     pid = str(event.fields.get("pid") or "")
-    return engine_like(event.fields.get("name")) or (pid.isdigit() and int(pid) in case.engine_pids)
+    return engine_like(event.fields.get("name")) or (pid.isdecimal() and int(pid) in case.engine_pids)

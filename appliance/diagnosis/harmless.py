@@ -43,7 +43,7 @@ def harmless(case: Case) -> Event | None:
 def _ends_in_an_exception(case: Case) -> bool:
     """An exception stands after the last sign of life: nobody can say that this engine is well."""
     last = max((event.order for event in case.named(*_HEALTHY)), default=0)
-    return any(event.order > last for event in case.named("exception"))
+    return any(event.order > last for event in case.named("exception", "usage_error"))
 
 
 def _stop(case: Case) -> Event:

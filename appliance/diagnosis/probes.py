@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.case import exit_of
+from appliance.diagnosis.catalogue import Catalogue
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.pattern import Kind
+from appliance.diagnosis.rules_own import ASKED, answer_of, spawn_failed, start_was_late
+
+
+def answers_in(evidence: Sequence[Evidence], catalogue: Catalogue) -> list[Event]:
+    """What the engine answered to our own prompts: its words count as those of its log do."""
+    asked = [(order, item) for order, item in enumerate(evidence) if item.source is Source.PROBE and item.data.get("kind") in ASKED]
+    return [
+        answer_of(item, order, pattern, fields)
+        for order, item in asked
+        for pattern, fields in catalogue.matches(item.text, Source.ENGINE_LOG)
+        if pattern.kind is not Kind.MILESTONE
+    ]
 
 
 def facts_of(evidence: Sequence[Evidence]) -> list[Event]:
@@ -46,6 +59,8 @@ def _stop(item: Evidence, order: int) -> Event:
 def _probe(item: Evidence, order: int) -> Event | None:
     """Our supervisor saw running > 0 and no progress: the hang is the cause, and the kill that follows is ours."""
     kind, silent_s = str(item.data.get("kind", "")), item.data.get("silent_s")
+    if kind in _OWN:
+        return _OWN[kind](item, order)
     if kind not in ("progress", "hang", "canary") or not isinstance(silent_s, (int, float)) or isinstance(silent_s, bool):
         return Event("echo", Kind.SYMPTOM, None, 6, 50, item, order, pattern_id=f"probe.{kind or 'unnamed'}")
     said = item.text or f"requests were running and the engine made no progress for {silent_s:.0f} s"
@@ -53,6 +68,16 @@ def _probe(item: Evidence, order: int) -> Event | None:
     return Event(
         "engine_watchdog", Kind.CAUSE, Cause.ENGINE_WATCHDOG, 4, 0, replace(item, text=said), order, fields, "probe.progress", fatal=True
     )
+
+
+_OWN: dict[str, Callable[[Evidence, int], Event | None]] = {
+    "launch": lambda _item, _order: None,  # what was configured: rules ask for it
+    "late": start_was_late,
+    "spawn": spawn_failed,
+    "unclosed_run": lambda item, order: Event(
+        "supervisor_died", Kind.CAUSE, Cause.SUPERVISOR_DIED, 5, 5, item, order, pattern_id="probe.unclosed_run", fatal=True
+    ),
+}
 
 
 def _cgroup(item: Evidence, order: int) -> Event | None:

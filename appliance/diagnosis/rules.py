@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from appliance.core.causes import Cause
 from appliance.diagnosis import rules_gpu as gpu
+from appliance.diagnosis import rules_oom as oom
+from appliance.diagnosis import rules_own as own
 from appliance.diagnosis import rules_process as process
 from appliance.diagnosis.case import Case
 from appliance.diagnosis.events import Event
@@ -31,6 +34,7 @@ def translate(event: Event) -> Event:
 
 RULES: dict[str, Rule] = {
     "address_taken": process.address_taken,
+    "bad_numbers": own.bad_numbers,
     "boot": gpu.boot,
     "broken_invariant": process.broken_invariant,
     "bus_error": process.bus_error,
@@ -39,15 +43,17 @@ RULES: dict[str, Rule] = {
     "cuda_oom_load": gpu.cuda_oom_load,
     "death": process.death,
     "enospc": process.enospc,
+    "exit": own.ended_without_a_word,
     "ghes_gpu": gpu.ghes_gpu,
     "hang_wait": gpu.hang_wait,
     "heap_corruption": process.heap_corruption,
-    "host_oom_kill": process.host_oom_kill,
+    "host_oom_kill": oom.host_oom_kill,
     "nccl_error": gpu.nccl_error,
     "nccl_init": gpu.nccl_init,
     "nccl_watchdog": gpu.nccl_watchdog,
+    "no_module": own.no_module,
     "nvml_unknown": gpu.nvml_unknown,
-    "oom_result": process.oom_result,
+    "oom_result": oom.oom_result,
     "package_upgrade": gpu.package_upgrade,
     "pcie_correctable": gpu.pcie_correctable,
     "pcie_uncorrectable": gpu.pcie_uncorrectable,
@@ -58,6 +64,7 @@ RULES: dict[str, Rule] = {
     "start_failed": process.start_failed,
     "stuck_task": gpu.stuck_task,
     "template_request": process.template_request,
+    "usage_error": own.usage_error,
     "xid": gpu.xid,
 }
 
@@ -67,5 +74,8 @@ def settle(case: Case) -> list[Event]:
     settled: list[Event] = []
     for event in case.events:
         rule = RULES.get(event.name)
-        settled.append(process.survived(event if rule is None else rule(event, case) or event, case))
+        definite = event if rule is None else rule(event, case) or event
+        if definite.cause is Cause.HOST_OOM:
+            definite = own.host_memory(definite, case) or definite
+        settled.append(process.survived(definite, case))
     return settled

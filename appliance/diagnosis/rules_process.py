@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
-from appliance.diagnosis.case import Case, engine_like, ours, signal_of, signal_of_code
+from appliance.diagnosis.case import Case, ours, signal_of, signal_of_code
 from appliance.diagnosis.causality import distance_s
 from appliance.diagnosis.events import Event, Phase, caused
 from appliance.diagnosis.pattern import Kind
@@ -107,25 +107,6 @@ def _host_memory_plan(event: Event, case: Case) -> Event | None:
         return None
     note = "the plan puts more into host memory than is free, then the runner was killed"
     return caused(replace(plan, fatal=True), Cause.HOST_OOM, tier=2, rank=3, sure=False, note=note)
-
-
-def host_oom_kill(event: Event, case: Case) -> Event | None:
-    """The kernel killed a process: ours, or somebody else's."""
-    pid = str(event.fields.get("pid") or "")
-    ours = engine_like(event.fields.get("name")) or (pid.isdigit() and int(pid) in case.engine_pids)
-    if ours:
-        return caused(event, Cause.HOST_OOM)
-    return replace(
-        event, name="foreign_oom", kind=Kind.SYMPTOM, note=f"the kernel killed {event.fields.get('name')}, which is not the engine"
-    )
-
-
-def oom_result(event: Event, _case: Case) -> Event | None:
-    """systemd's OOM sentence counts for a service; on a slice it only says that something below it was killed."""
-    unit = str(event.fields.get("unit") or event.fields.get("group") or "")
-    if unit.endswith((".slice", ".scope")) and "session" not in unit:
-        return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=30, note="a slice repeats what happened to another unit below it")
-    return caused(event, Cause.HOST_OOM, tier=0, rank=72)
 
 
 def segfault_line(event: Event, case: Case) -> Event | None:

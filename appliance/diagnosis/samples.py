@@ -30,11 +30,18 @@ def _samples() -> dict[Cause, tuple[Evidence, ...]]:
     return samples
 
 
+def _item(source: Source, line: object, number: int) -> Evidence:
+    """A line, or a table of its text and the fields that need no parsing."""
+    if isinstance(line, dict):
+        return Evidence(source, str(line["text"]), data={name: value for name, value in line.items() if name != "text"})
+    return Evidence(source, str(line), line=number)
+
+
 def _evidence(table: Mapping[str, object]) -> tuple[Evidence, ...]:
     found: list[Evidence] = []
     for name, value in table.items():
         if isinstance(value, list):
-            found += [Evidence(Source(name), str(text), line=number) for number, text in enumerate(value, 1)]
+            found += [_item(Source(name), line, number) for number, line in enumerate(value, 1)]
         else:
             found.append(exit_evidence(str(value)))
     return tuple(found)

@@ -49,7 +49,7 @@ _WORDS = (
     b"leaked", b"apturing", b"hit an", b"is zero", b"etract", b"longer than", b"exceeds", b"must ", b"misaligned", b"ssert", b"too old",
     b"ompatib", b"nsatisf", b"apability", b"equire", b"upport", b"bad_alloc", b"non-default", b"init_method", b"nabl", b"ustom all",
     b"torch.compile", b"blocks", b"is stopped", b"unexpectedly", b"eartbeat", b"eceived", b"[shutdown]", b"IPC", b"reempt", b" clos",
-    b"roles", b"oo large", b"llocated", b"navailable", b"new model", b"etries", b"pull model",
+    b"roles", b"oo large", b"llocated", b"navailable", b"new model", b"etries", b"pull model", b"nrecognized",
 )  # fmt: skip
 JUDGED_HEAD, JUDGED_TAIL = 512, 256
 """Bytes of a line that are judged: a longer one carries a client's prompt, and programs say their own word before or after it."""

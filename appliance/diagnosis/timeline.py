@@ -52,6 +52,7 @@ def fold(events: Sequence[Event]) -> list[Event]:
             event.pattern_id,
             event.fields.get("code"),
             event.fields.get("bdf"),
+            event.fields.get("pid") if event.source is Source.KERNEL_LOG else None,  # it may be the engine's, and the last one's not
             event.phase.serving,
         )
         known = latest.get(key)

@@ -14,15 +14,18 @@ from appliance.diagnosis.causality import Verdict, decide, explains
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.harmless import harmless
 from appliance.diagnosis.pattern import Kind
-from appliance.diagnosis.probes import facts_of
+from appliance.diagnosis.probes import answers_in, facts_of
 from appliance.diagnosis.refuted import refuted
 from appliance.diagnosis.remedies import advise
 from appliance.diagnosis.rules import settle, translate
 from appliance.diagnosis.scan import worth_reading
 from appliance.diagnosis.timeline import events_of, fold, last_life
+from appliance.diagnosis.unread import what_was_given
 
 CHAIN_LINKS = 12
-_RAISED = ("exception", "broken_invariant")
+_UNTOLD = frozenset({Source.EXIT, Source.STOP_LEDGER})
+"""What is given in words beside files."""
+_RAISED = ("exception", "broken_invariant", "usage_error")
 _STRENGTH = (Role.ROOT, Role.SAME_EVENT, Role.CONSEQUENCE, Role.EVENT, Role.SYMPTOM)
 """A line that is two things is shown as the stronger."""
 
@@ -62,6 +65,7 @@ def build_case(
     items = list(evidence)
     patterns = catalogue or load_catalogue()
     events = events_of(((index, items[index]) for index in worth_reading(items, patterns)), patterns, translate)
+    events += answers_in(items, patterns)
     events += facts_of(items)
     ends = [exit_of(item) for item in items if item.source is Source.EXIT]
     asked = stopped_by_us or any(item.source is Source.STOP_LEDGER for item in items)
@@ -120,6 +124,9 @@ def _role(event: Event, root: Event) -> Role | None:
 def _unknown(case: Case, verdict: Verdict) -> Diagnosis:
     """Nothing carries a cause: say so, keep the line that comes nearest."""
     nearest = nearest_line(case.events)
+    unread = what_was_given(case.evidence) if all(event.source in _UNTOLD for event in case.events) else None
+    if unread is not None:
+        return _nothing_recognised(unread, case)
     raised = nearest is not None and nearest.name in _RAISED
     state = "ended" if case.dead else "raised an exception" if raised else "shows neither health nor a fault"
     engine = f"The engine ({case.engine})" if case.engine else "The engine"
@@ -136,6 +143,21 @@ def _unknown(case: Case, verdict: Verdict) -> Diagnosis:
         remedies=(
             "Restart once on the same setting and keep this evidence.",
             "Give more evidence: the kernel log, systemd's log and the exit code (--kernel-log, --systemd-log, --exit).",
+        ),
+    )
+
+
+def _nothing_recognised(given: str, case: Case) -> Diagnosis:
+    """Another file may have been meant."""
+    known = f"; of the end itself only this is known: {case.exit.evidence.text}" if case.exit.evidence and case.exit.evidence.text else ""
+    return Diagnosis(
+        cause=Cause.UNKNOWN,
+        confidence=Confidence.LOW,
+        sentence=f"Nothing of an engine was recognised: {given}{known}.",
+        root=None,
+        remedies=(
+            "Give what the engine printed (stdout and stderr, or `journalctl -u UNIT -o json`), from its start to its end.",
+            "Add the kernel log, systemd's log and the exit code: --kernel-log, --systemd-log, --exit.",
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import time
@@ -11,12 +12,14 @@ from typing import Any
 import structlog
 
 from appliance.backends import Backend
+from appliance.config.schema import Config
 from appliance.control.codec import incident_to_json
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation, Confidence, Diagnosis, Role
-from appliance.core.errors import ApplianceError
+from appliance.core.errors import ApplianceError, ModelError
 from appliance.core.evidence import Source
 from appliance.core.incident import Incident
+from appliance.core.launch import LaunchSpec
 from appliance.gpu.lost_cards import card_named_in
 from appliance.supervisor import events as ev
 from appliance.supervisor.card_ledger import CardLedger
@@ -24,6 +27,7 @@ from appliance.supervisor.evidence_desk import EvidenceDesk, brief, unasked, win
 from appliance.supervisor.flight_recorder import FlightRecorder
 from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.log_ring import LogLine
+from appliance.supervisor.machine import MachineState
 from appliance.supervisor.policy import TABLE, Response
 
 log = structlog.get_logger()
@@ -50,6 +54,12 @@ class Casework:
         self._diagnose = diagnose
         newest = store.recent(1)
         self.last_incident: dict[str, Any] | None = newest[0] if newest else None
+
+    def hear(self, before: MachineState, event: ev.Event, after: MachineState) -> None:
+        """What the machine finds out by its own clock is evidence too."""
+        late = isinstance(event, ev.TimerFired) and event.timer is ev.Timer.START and before.failure is None and after.failure is not None
+        if late and after.spec is not None:
+            self._desk.add_late_start(after.spec.start_deadline_s)
 
     def judge(self, generation: int, lines: Sequence[LogLine], *, uses_gpu: bool) -> ev.Diagnosed:
         """The fast verdict, on what is in memory."""
@@ -112,11 +122,21 @@ def incident_id() -> str:
     return time.strftime("inc-%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
 
 
+def launch_facts(config: Config, spec: LaunchSpec) -> dict[str, object]:
+    """What a verdict may need to know of the configuration, to name a key; of arguments the names alone."""
+    facts: dict[str, object] = {"backend": spec.engine, "program": spec.argv[0]}
+    facts["extra_args"] = [word.partition("=")[0] for word in config.engine.extra_args if word.startswith("-")]
+    if spec.engine == "native":
+        facts |= {"kv_pool_bytes": config.engine.kv_pool_bytes, "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+    return facts
+
+
 def cannot_plan(error: ApplianceError) -> Diagnosis:
     """There is nothing to start, and the backend says why."""
     root = Citation(Source.PROBE, 0, error.message)
     remedies = (error.hint,) if error.hint else ()
-    return Diagnosis(Cause.MODEL_MISSING, Confidence.HIGH, error.message, root, remedies=remedies)
+    cause = Cause.MODEL_MISSING if isinstance(error, ModelError) else Cause.ENGINE_CONFIG
+    return Diagnosis(cause, Confidence.HIGH, error.message, root, remedies=remedies)
 
 
 def answer_to_defect(effect: ev.Effect, error: Exception) -> ev.Event | None:

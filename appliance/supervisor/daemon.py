@@ -25,7 +25,7 @@ from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import events as ev
 from appliance.supervisor.aftermath import examine
 from appliance.supervisor.card_ledger import CardLedger
-from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, cannot_plan, incident_id
+from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, cannot_plan, incident_id, launch_facts
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.flight_recorder import FlightRecorder
 from appliance.supervisor.gpu_watch import GpuWatch
@@ -178,6 +178,10 @@ class Supervisor:
             self.notifier.stopping()
         if isinstance(event, ev.ResumeRequested) and before.state is EngineState.PARKED:
             self.gpu.forgive()
+            if before.state is EngineState.PROVING and self.state.limits is not None and self.state.answering and self.life is not None:
+                served = self.budget.served(self.config, self.life, self.state.limits, last=self._on_last_rung)
+                self.life.follow(served, "budget")
+        self.casework.hear(before, event, self.state)
 
     def _perform_guarded(self, effect: ev.Effect) -> None:
         """A defect in our hands may not end the service: it is logged, and the machine gets an answer that it can act on."""
@@ -278,6 +282,8 @@ class Supervisor:
         self.life = life
         supervisor = self.config.supervisor
         limits = HangLimits(supervisor.hang_floor_s, supervisor.hang_ceiling_s)
+        self.budget.begin_life(self.config, self.cards.first_uuid if self.state.uses_gpu else CPU)
+        self.desk.add_launch(launch_facts(self.config, effect.spec))
         probes = ProbeSettings(
             supervisor.probe_interval_s,
             supervisor.probe_timeout_s,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation, Confidence, Diagnosis
 from appliance.core.evidence import Evidence, Source
 from appliance.core.requests import InflightRequest
+from appliance.diagnosis.rules_own import deadline_words
 from appliance.diagnosis.xid import meaning_of
 from appliance.gpu.kernel_line import KernelLine
 from appliance.supervisor.hang import Hang
+from appliance.supervisor.kinship import Kinship
 from appliance.supervisor.loading import Stall
 from appliance.supervisor.log_ring import LogLine
 from appliance.supervisor.process import ExitStatus
@@ -41,6 +43,8 @@ class EvidenceDesk:
         self._gateway: deque[tuple[float, Evidence]] = deque(maxlen=GATEWAY_MAX)
         self._facts: list[Evidence] = []
         self._began_s = time.monotonic()
+        self._kin: Kinship | None = None
+        self._launch: tuple[Evidence, ...] = ()
         self.lost_before: frozenset[str] = frozenset()
         """Cards that this life never touched, because they were lost before it began."""
         self.inflight: tuple[InflightRequest, ...] = ()
@@ -50,7 +54,13 @@ class EvidenceDesk:
         """A new engine: what was found out about the old one is not about it. Kernel and gateway go on."""
         self._facts.clear()
         self._began_s = time.monotonic()
+        self._kin = None
+        self._launch = ()
         self.lost_before = lost
+
+    def know(self, kin: Kinship) -> None:
+        """Whose processes this life's are: a kernel line about another one is not about it."""
+        self._kin = kin
 
     def add_kernel(self, line: KernelLine, card: str | None = None) -> None:
         """As read; `card`: the address of the one that it is about."""
@@ -59,6 +69,8 @@ class EvidenceDesk:
         moment_s = min(line.uptime_s, now_s) if line.replayed and line.uptime_s is not None else now_s
         item = Evidence(Source.KERNEL_LOG, line.text, line.time_s, 0, self._boot_id, data)
         self._kernel.append((moment_s, item))
+        if self._kin is not None and not line.replayed and "oom-kill:" in line.text:
+            self._kin.look()  # while the dead are still to be seen
 
     def add_report(self, kind: str, requests: tuple[InflightRequest, ...]) -> None:
         """From the gateway: always what is in flight; and what clients saw, where that is news."""
@@ -85,12 +97,27 @@ class EvidenceDesk:
         """NVML's own word that a card is lost."""
         self._fact(Source.NVML, f"NVML says that the card at {address} is lost (GPU_IS_LOST)", {"kind": "lost", "card": address})
 
+    def add_launch(self, launch: Mapping[str, object]) -> None:
+        """What was configured for this life, so that a verdict can name the key; no values of arguments: they may be secrets."""
+        text = f"applianced starts the {launch['backend']} engine: {launch['program']}"
+        self._launch = (Evidence(Source.PROBE, text, time.time(), boot_id=self._boot_id, data={"kind": "launch", **launch}),)
+
+    def add_spawn_failure(self, program: str, key: str, error: OSError) -> None:
+        """The kernel did not execute it."""
+        why = error.strerror or str(error)
+        data: dict[str, object] = {"kind": "spawn", "program": program, "key": key, "why": why}
+        self._fact(Source.PROBE, f"{program} cannot be started: {why}", data | ({"errno": error.errno} if error.errno else {}))
+
+    def add_late_start(self, deadline_s: float) -> None:
+        """supervisor.start_deadline_s has passed."""
+        self._fact(Source.PROBE, deadline_words(deadline_s), {"kind": "late", "deadline_s": deadline_s})
+
     def add_ending(self, text: str) -> None:
         """Its own /health said that it stops."""
         self._fact(Source.PROBE, text, {"kind": "ending"})
 
     def add_failed_start(self, text: str) -> None:
-        """It did not exec, or did not prove itself."""
+        """It did not prove itself."""
         self._fact(Source.PROBE, text, {"kind": "start"})
 
     def add_stop(self, signal_name: str, reason: str, asked_by: str) -> None:
@@ -118,10 +145,15 @@ class EvidenceDesk:
     def collect(self, lines: Sequence[LogLine]) -> list[Evidence]:
         """Everything, in the order of time within each source."""
         log = [Evidence(Source.ENGINE_LOG, line.text, line.time_s, line.number, self._boot_id) for line in lines]
-        kernel = [item for moment_s, item in self._kernel if self._concerns(moment_s, item)]
+        kernel = [self._attributed(item) for moment_s, item in self._kernel if self._concerns(moment_s, item)]
         since_s = max(time.monotonic() - GATEWAY_WINDOW_S, self._began_s)
         gateway = [item for moment_s, item in self._gateway if moment_s >= since_s]
-        return [*log, *kernel, *gateway, *self._facts]
+        return [*log, *kernel, *gateway, *self._facts, *self._launch]
+
+    def _attributed(self, item: Evidence) -> Evidence:
+        """With the word whether it names a process of this life, where that can be told."""
+        kin = self._kin.of_engine(item.text) if self._kin is not None and _names_a_process(item.text) else None
+        return item if kin is None else replace(item, data={**item.data, "of_engine": kin})
 
     def _concerns(self, moment_s: float, item: Evidence) -> bool:
         """Whether a kernel line may be about this life: not about a card that it never had, and said in its time or still true."""
@@ -140,6 +172,12 @@ class EvidenceDesk:
 # INFO: task python3:3310 blocked for more than 241 seconds.
 _STUCK = "blocked for more than"
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
+
+
+def _names_a_process(text: str) -> bool:
+    return any(
+        words in text for words in ("oom-kill:", "ill process ", "illed process ", "reaped process", "segfault at", "Xid", "traps: ")
+    )
 
 
 def _lasts(text: str) -> bool:

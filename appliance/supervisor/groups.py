@@ -37,6 +37,14 @@ class Group(Protocol):
     def oom_kills(self) -> int | None:
         """How often the kernel's OOM killer struck here; None where that is not counted."""
 
+    @property
+    def seen(self) -> frozenset[int]:
+        """The numbers of all that survivors() ever found, the dead included."""
+
+    @property
+    def cgroup(self) -> str | None:
+        """The control group that is this group's alone, as the kernel writes it; None where it has none."""
+
     def remove(self) -> None:
         """Nobody is left."""
 
@@ -96,6 +104,16 @@ class SessionGroup:
         """The kernel log tells instead."""
         return None
 
+    @property
+    def seen(self) -> frozenset[int]:
+        """Since the leader was started."""
+        return frozenset(pid for pid, _start_ticks in self._seen)
+
+    @property
+    def cgroup(self) -> str | None:
+        """It shares ours."""
+        return None
+
     def remove(self) -> None:
         """From here on the leader may be reaped."""
         if self._leader is not None:
@@ -134,6 +152,7 @@ class CgroupGroup:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._seen: set[int] = set()
         self._path.mkdir(exist_ok=True)
         self._procs = os.open(self._path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
 
@@ -156,6 +175,7 @@ class CgroupGroup:
         if "populated 0" in (self._path / "cgroup.events").read_text():
             return ()
         pids = [int(word) for word in (self._path / "cgroup.procs").read_text().split()]
+        self._seen.update(pids)
         return tuple(stat for pid in pids if (stat := proc_table.read_stat(pid)) is not None and stat.is_alive)
 
     def oom_kills(self) -> int | None:
@@ -166,6 +186,17 @@ class CgroupGroup:
                 if name == "oom_kill":
                     return int(count)
         return None
+
+    @property
+    def seen(self) -> frozenset[int]:
+        """Since it was made."""
+        return frozenset(self._seen)
+
+    @property
+    def cgroup(self) -> str | None:
+        """Below the mount point."""
+        mount = _cgroup2_mount()
+        return f"/{self._path.relative_to(mount)}" if mount is not None and self._path.is_relative_to(mount) else None
 
     def remove(self) -> None:
         """An empty cgroup is a directory."""
@@ -186,7 +217,7 @@ class Delegation:
     def find(cls, mount: Path | None = None) -> Delegation | None:
         """Ours, if there is one and it can be used. Moves this process into the leaf; never touches a cgroup that is not ours."""
         root = mount or _cgroup2_mount()
-        own = _own_cgroup()
+        own = own_cgroup()
         if root is None or own is None:
             return None
         path = root / own.lstrip("/")
@@ -225,7 +256,31 @@ class Delegation:
                 path.rmdir()
 
 
-def _own_cgroup() -> str | None:
+class Groups:
+    """Makes the groups of this applianced's engines and spares: cgroups where systemd delegates them, else sessions."""
+
+    def __init__(self, delegation: Delegation | None, *, adopts_orphans: bool) -> None:
+        self._delegation = delegation
+        self._adopts_orphans = adopts_orphans
+        self._leaders: set[int] = set()
+
+    def of_life(self, generation: int) -> Group:
+        """For one engine life."""
+        if self._delegation is not None:
+            with contextlib.suppress(OSError):
+                return self._delegation.group(generation)
+        return SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders)
+
+    def of_spare(self, number: int) -> Group:
+        """For one spare."""
+        if self._delegation is not None:
+            with contextlib.suppress(OSError):
+                return self._delegation.spare_group(number)
+        return SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders, is_spare=True)
+
+
+def own_cgroup() -> str | None:
+    """Of this process, in the one hierarchy (v2)."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         if line.startswith("0::"):
             return line[3:]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -18,6 +18,7 @@ from appliance.supervisor.core_dumps import Death
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.groups import Group
 from appliance.supervisor.hang import Hang
+from appliance.supervisor.kinship import Kinship, Namespaces
 from appliance.supervisor.life_watch import LifeWatch, Watched
 from appliance.supervisor.loading import Stall
 from appliance.supervisor.log_ring import LogLine, LogRing
@@ -49,6 +50,7 @@ class Surroundings:
     start: Start
     fatal: Callable[[str], str | None]
     log: Callable[[int, LogLine], None]
+    namespaces: Namespaces = field(default_factory=Namespaces.ours)
 
 
 class EngineLife:
@@ -71,6 +73,7 @@ class EngineLife:
         self._lines_told = 0
         self._watch_outside: LifeWatch | None = None
         self.death: Death | None = None
+        self._kin: Kinship | None = None
         """Of its leader, by a signal."""
         self.counters: Counters | None = None
         """As it said last."""
@@ -96,7 +99,7 @@ class EngineLife:
             self._watch(spawn(self.spec, self._group(), ring, self._on_lines, self._on_exit))
         except OSError as error:
             text = f"{self.spec.argv[0]} cannot be started: {error.strerror or error}"
-            self._desk.add_failed_start(text)
+            self._desk.add_spawn_failure(self.spec.argv[0], "engine.python" if self.spec.engine == "native" else "engine.command", error)
             self._post(ev.SpawnFailed(self.generation, text))
         else:
             log.info("the engine was started", generation=self.generation, pid=self.pid, argv=" ".join(self.spec.argv))
@@ -106,6 +109,9 @@ class EngineLife:
         listener = Listener(ready=self._on_ready, progress=self._on_progress, hung=self._on_hang, ending=self._on_ending)
         self._prober = Prober(self.spec, self._probes, self._fallback, process.cpu_s, listener, lambda: process.is_unread)
         self._probing = self._start(self._prober.run(), "prober", ev.HangDetected(self.generation, "our prober failed by a defect"))
+        self._kin = Kinship(process.group, self.spec.argv[0], self._around.namespaces)
+        self._kin.look()
+        self._desk.know(self._kin)
         self._look_from_outside(process)
 
     async def _take_over(self, spare: Spare, ring: LogRing) -> None:
@@ -256,6 +262,8 @@ class EngineLife:
     def _on_stall(self, stall: Stall) -> None:
         self._desk.add_stall(stall)
         self._post(ev.HangDetected(self.generation, str(stall), stopped=stall.is_stopped))
+        if self._kin is not None:
+            self._kin.look()
 
     def _on_oom_kill(self, count: int) -> None:
         self._desk.add_oom_kills(count)
@@ -268,6 +276,7 @@ class EngineLife:
 
     def _on_ending(self, text: str) -> None:
         self._desk.add_ending(text)
+            look=self._kin.look if self._kin is not None else lambda: None,
         self._post(ev.EngineEnding(self.generation, text))
 
     def _stop_probing(self) -> None:

@@ -11,6 +11,8 @@ from appliance.supervisor import loading
 from appliance.supervisor.loading import Stall, Vitals
 
 LOOK_S = 1.0
+MEMBERS_S = 10.0
+"""How often its processes are counted once it has loaded: engines start theirs early."""
 TELL_S = 5.0
 """At most so often it is told that the load goes on."""
 
@@ -25,6 +27,8 @@ class Watched:
     loading: Callable[[], None]
     """Bytes or memory were moved since this was told last."""
     oom_killed: Callable[[int], None]
+    look: Callable[[], None]
+    """Who belongs to it now?"""
 
 
 class LifeWatch:
@@ -42,12 +46,15 @@ class LifeWatch:
 
     async def run(self) -> None:
         """Until the load stalls; OOM kills are counted for ever."""
-        now_s = told_s = time.monotonic()
+        now_s = told_s = seen_s = time.monotonic()
         load = loading.begin(now_s, self._watched.vitals())
         while True:
             await asyncio.sleep(min(LOOK_S, self._stall_s / 4))
             self.count_oom_kills()
             if self._loaded:
+                if time.monotonic() - seen_s >= MEMBERS_S:
+                    seen_s = time.monotonic()
+                    self._watched.look()
                 continue
             now_s, vitals = time.monotonic(), self._watched.vitals()
             load = loading.looked(load, now_s, vitals, self._stall_s)

@@ -167,6 +167,11 @@ class EngineProcess:
         """Everybody of its group who is alive."""
         return self._group.survivors()
 
+    @property
+    def group(self) -> Group:
+        """Its own."""
+        return self._group
+
     def oom_kills(self) -> int | None:
         """See Group."""
         return self._group.oom_kills()

@@ -18,6 +18,7 @@ from appliance.diagnosis.reading.decode import LONGEST_LINE_BYTES, chunks
 from appliance.diagnosis.reading.unwrap import Unwrapped, unwrap
 from appliance.diagnosis.scan import Sieve
 
+HIGHEST_CODE, HIGHEST_SIGNAL = 255, 64
 HEAD_LINES, TAIL_LINES = 4_000, 36_000
 """What is kept of a log with more interesting lines than this: its beginning and its end."""
 END_LINES = 60
@@ -70,8 +71,12 @@ def exit_evidence(word: str) -> Evidence:
     Raises:
         ValueError: neither a number nor a signal's name.
     """
-    if word.strip().lstrip("-").isdigit():
+    if word.strip().removeprefix("-").isdecimal():
         code = int(word)
+        if not -HIGHEST_SIGNAL <= code <= HIGHEST_CODE:
+            raise ValueError(
+                f"{word.strip()} is out of range: exit codes go from 0 to {HIGHEST_CODE}, signals from -1 to -{HIGHEST_SIGNAL}"
+            )
         return Evidence(Source.EXIT, f"the process exited with code {code}", data={"code": code})
     signal = signal_of(word)
     if signal is None:

@@ -171,6 +171,6 @@ def _journal_record(record: dict[str, object], year: int) -> Unwrapped:
     elif ident.startswith(_SYSTEMD_IDENTS):
         source = Source.SYSTEMD
     micro = str(record.get("_SOURCE_REALTIME_TIMESTAMP") or record.get("__REALTIME_TIMESTAMP") or "")
-    stamp = Stamp(int(micro) / 1e6, False) if micro.isdigit() and len(micro) < 18 else inner.stamp
+    stamp = Stamp(int(micro) / 1e6, False) if micro.isdecimal() and len(micro) < 18 else inner.stamp
     text = inner.text.replace("\n", " ") if source is Source.KERNEL_LOG else inner.text
     return Unwrapped(text, source, stamp, str(record["_BOOT_ID"]) if "_BOOT_ID" in record else None)

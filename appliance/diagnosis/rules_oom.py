@@ -1,0 +1,128 @@
+"""Whose memory ran out. The OOM killer's lines name a process by the kernel's number for it, the first 15 letters of its name and its
+control group; only a process of the engine makes them a cause. What struck somebody else is context, however well the times fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from appliance.core.causes import Cause
+from appliance.core.evidence import Source
+from appliance.diagnosis.case import Case, engine_like, signal_of, signal_of_code
+from appliance.diagnosis.causality import CLOCK_SLACK_S, distance_s
+from appliance.diagnosis.events import Event, caused
+from appliance.diagnosis.pattern import Kind
+
+_CONTAINERS = ("docker", "libpod", "containerd", "kubepods", "crio")
+_ECHOES = frozenset(
+    {Cause.HOST_OOM, Cause.KILLED_UNKNOWN, Cause.EXTERNAL_SIGTERM, Cause.SHM_TOO_SMALL, Cause.DISK_FULL, Cause.CLIENT_DISCONNECT_CRASH,
+     Cause.NCCL_INIT_FAILURE, Cause.NCCL_TIMEOUT, Cause.NCCL_P2P_HANG}
+)  # fmt: skip
+"""What an engine says when one of its processes was killed, or may have said for reasons of its own: no other account of its end."""
+_OWN_FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+
+
+def host_oom_kill(event: Event, case: Case) -> Event | None:
+    """The kernel killed a process: the engine's, or somebody else's."""
+    if _is_told(event, case):
+        return caused(event, Cause.HOST_OOM, note="it names a process of the engine")
+    reason = _not_ours(event, case)
+    if reason is not None:
+        name = str(event.fields.get("name") or "a process").strip("'\" <>()")
+        return replace(event, name="foreign_oom", kind=Kind.SYMPTOM, note=f"the kernel killed {name}, {reason}")
+    return caused(event, Cause.HOST_OOM, sure=_killed(case) or not any(case.lines_of(Source.ENGINE_LOG)))
+
+
+def _is_told(event: Event, case: Case) -> bool:
+    """By its number, or by the control group of the engine's unit: nothing is left to guess."""
+    told = event.evidence.data.get("of_engine")
+    if isinstance(told, bool):
+        return told
+    pid = str(event.fields.get("pid") or "")
+    return (pid.isdecimal() and int(pid) in case.engine_pids) or not case.engine_units.isdisjoint(_memcg(event, case).split("/"))
+
+
+def _not_ours(event: Event, case: Case) -> str | None:
+    """Why this process is not the engine's; None where it may well be."""
+    if event.evidence.data.get("of_engine") is False and not _from_a_container(event, case):
+        return "which never was a process of the engine"
+    if not engine_like(event.fields.get("name")):
+        return "which is not the engine"
+    group = _memcg(event, case)
+    if case.engine_units and group.rstrip("/").endswith(".service"):
+        return f"which belongs to {group.rpartition('/')[2]}, not to the engine's unit"
+    if case.exit.signal in _OWN_FAULTS:
+        return f"but the engine was ended by {case.exit.signal}"
+    account = next(_own_accounts(event, case), None)
+    if account is not None:
+        return f"but the engine ended of something else, and says so in line {account.evidence.line}"
+    if _lived_on(event, case):
+        return "and the engine went on working after that"
+    return None
+
+
+def _own_accounts(kill: Event, case: Case) -> Iterator[Event]:
+    """What the engine itself says of a fault deep enough to end it, where that was not the killing seen from inside."""
+    if not case.dead and not case.exit.known:
+        return
+    for event in case.events:
+        if (
+            event.source not in (Source.ENGINE_LOG, Source.STACK)
+            or event.kind is not Kind.CAUSE
+            or event.tier > 2
+            or event.cause in _ECHOES
+        ):
+            continue
+        signal = signal_of(event.fields.get("signal")) or signal_of_code(event.fields.get("exit_code", ""))
+        if event.name == "death" and signal not in _OWN_FAULTS:
+            continue
+        if event.name in ("enospc", "bus_error", "nccl_error", "nccl_watchdog", "address_taken") or event.source is kill.source:
+            continue
+        yield event
+
+
+def _lived_on(kill: Event, case: Case) -> bool:
+    """Clocks that can be compared say so: it worked on, and nothing says that it is dead."""
+    if case.dead or (case.exit.known and case.exit.code != 0) or not case.served:
+        return False
+    last = next((event.evidence for event in reversed(case.events) if event.source is Source.ENGINE_LOG and event.phase.serving), None)
+    later_s = None if last is None else distance_s(last, kill.evidence)
+    same_zone = last is not None and bool(last.data.get("zone_unknown")) is bool(kill.evidence.data.get("zone_unknown"))
+    return same_zone and later_s is not None and later_s > CLOCK_SLACK_S
+
+
+def _killed(case: Case) -> bool:
+    """SIGKILL is on record, of the engine or of a child of it."""
+    if case.exit.signal == "SIGKILL":
+        return True
+    signals = (signal_of(event.fields.get("signal")) or signal_of_code(event.fields.get("exit_code", "")) for event in case.named("death"))
+    return any(signal == "SIGKILL" for signal in signals)
+
+
+def _memcg(event: Event, case: Case) -> str:
+    """The control group of the process: on the line itself, or on the kernel's other line about the same number."""
+    own = str(event.fields.get("memcg") or "")
+    if own:
+        return own
+    pid = event.fields.get("pid")
+    others = (str(other.fields.get("memcg") or "") for other in case.named("host_oom_kill") if other.fields.get("pid") == pid)
+    return next(filter(None, others), "")
+
+
+def _from_a_container(event: Event, case: Case) -> bool:
+    """A client of a container runtime leaves with 137 when what it had started in another control group was killed."""
+    left_with_137 = case.exit.evidence is not None and case.exit.evidence.data.get("code") == 137
+    return left_with_137 and any(word in _memcg(event, case) for word in _CONTAINERS)
+
+
+def oom_result(event: Event, case: Case) -> Event | None:
+    """systemd's OOM sentence counts for the engine's unit; on a slice it only says that something below it was killed."""
+    unit = str(event.fields.get("unit") or event.fields.get("group") or "")
+    if unit.endswith((".slice", ".scope")) and "session" not in unit:
+        return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=30, note="a slice repeats what happened to another unit below it")
+    if unit and case.engine_units and case.engine_units.isdisjoint(unit.split("/")):
+        return replace(
+            event, name="foreign_oom", kind=Kind.SYMPTOM, note=f"the OOM killer struck in {unit}, which is not the engine's unit"
+        )
+    return caused(event, Cause.HOST_OOM, tier=0, rank=72)
