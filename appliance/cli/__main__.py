@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from appliance.cli.verbs import appliancectl
 from appliance.core.errors import ApplianceError, ExitCode
 
+_CANNOT_PRINT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Of a write to stdout, which names no file: the disk behind it is full or gone. Verbs tell of their own files themselves."""
 INTERRUPTED = 130
 """What shells report for a program that SIGINT ended."""
 
 
 def main() -> None:
     """The console script."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller: `appliancectl status >&-`
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the process ends
+        elif hasattr(stream, "reconfigure"):
             # A file name or a log line may hold bytes that are no UTF-8, and the locale may be "C".
             stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
@@ -47,6 +54,12 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough: `appliancectl incidents | head -1`
         _silence_stdout()
         return ExitCode.OK
+    except OSError as error:
+        if error.filename is not None or error.errno not in _CANNOT_PRINT:
+            raise
+        _silence_stdout()
+        _complain(f"the output cannot be written: {error.strerror}", None)
+        return ExitCode.BAD
     return result if isinstance(result, int) else ExitCode.OK
 
 

@@ -24,6 +24,7 @@ from appliance.core.units import format_duration, parse_duration_s
 if TYPE_CHECKING:
     from appliance.diagnosis.catalogue import Catalogue
 
+ENGINES = ("sglang", "vllm", "llamacpp", "ollama", "tgi", "native", "custom")
 _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 
 
@@ -57,7 +58,7 @@ def _log_option(name: str, words: str) -> Callable[[Callable[..., Any]], Callabl
 @_log_option("smi", "Output of nvidia-smi")
 @click.option("--exit", "exit_word", metavar="CODE|SIGNAL", help="How the process ended, such as 137, -9 or SIGKILL.")
 @click.option("--stopped-by-us", is_flag=True, help="Somebody asked for the stop: its signals are no crash.")
-@click.option("--engine", metavar="NAME", help="Which engine wrote the log: sglang, vllm, llamacpp, tgi, native.")
+@click.option("--engine", type=click.Choice(ENGINES, case_sensitive=False), help="Which engine wrote the log.")
 @click.option("--since", metavar="TIME", help="Leave out what is older: 10min, 2h, or 2026-11-30T14:05.")
 @click.option("--incident", "incident_id", metavar="ID", help="An incident of this box other than the last.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
@@ -193,6 +194,16 @@ def _phase(incident: records.Document) -> str:
 
 def _tell(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident: records.Document | None = None) -> ExitCode:
     from appliance.cli import bundles
+
+    try:
+        if form.bundle is not None:  # first: whoever reads what is printed may stop reading (`| head`)
+            bundles.write(form.bundle, verdict, evidence)
+    finally:
+        _print(verdict, form, incident)
+    return ExitCode.BAD if verdict.crashed else ExitCode.OK
+
+
+def _print(verdict: Diagnosis, form: Form, incident: records.Document | None) -> None:
     from appliance.diagnosis import report
 
     did = None if incident is None else _did(incident)
@@ -202,9 +213,6 @@ def _tell(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident
         say(report.markdown(verdict).rstrip("\n") + ("" if did is None else f"\n\n{did}"))
     else:
         _print_text(report.text(verdict, did=did), crashed=verdict.crashed)
-    if form.bundle is not None:
-        bundles.write(form.bundle, verdict, evidence)
-    return ExitCode.BAD if verdict.crashed else ExitCode.OK
 
 
 def _did(incident: records.Document) -> str:
