@@ -12,6 +12,7 @@ import structlog
 from appliance.control.codec import CodecError, inflight_from_json, inflight_to_json, rung_to_json, to_json
 from appliance.control.server import Handler
 from appliance.core.errors import ControlError
+from appliance.core.printable import printable
 from appliance.core.requests import InflightRequest
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
@@ -137,7 +138,7 @@ def _reason(arguments: Arguments) -> str:
     reason = arguments.get("reason") or "a person asked for it"
     if not isinstance(reason, str):
         raise ControlError(f"reason = {reason!r} is no text")
-    return reason[:REASON_MAX_CHARS]
+    return printable(reason[:REASON_MAX_CHARS])
 
 
 def _no_more(arguments: Arguments, *known: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from appliance.core.printable import printable
+
 NAMES_WIDTH = len("applianced")
 _ENGINE_STAMP = re.compile(r"^\[[0-9-]+ [0-9:.,]+\] ?")
 _NOT_FIELDS = frozenset({"event", "level", "timestamp", "engine", "logger", "state", "before"})
@@ -31,6 +33,15 @@ def render(name: str, line: str, clock: str) -> str:
     return _shown(clock, name, level, text, fields)
 
 
+def plain(line: str) -> str:
+    """The same in a sentence: the text alone, with the error that it carries."""
+    record = _record(line)
+    if record is None:
+        match = _LEVEL.match(line)
+        return _clean(line[match.end() :] if match else line)
+    return _clean(": ".join(str(record[key]) for key in ("event", "error") if record.get(key)))
+
+
 def _record(line: str) -> Mapping[str, Any] | None:
     if not line.startswith("{"):
         return None
@@ -41,7 +52,12 @@ def _record(line: str) -> Mapping[str, Any] | None:
     return record if isinstance(record, dict) and "event" in record else None
 
 
+def _clean(text: str) -> str:
+    """An engine may print what its clients have sent, and its own colours."""
+    return printable(click.unstyle(text), keep="\t")
+
+
 def _shown(clock: str, name: str, level: str, text: str, fields: str = "") -> str:
     mark = "" if level in ("info", "debug") else click.style(f"{level}: ", fg=_COLOURS.get(level), bold=True)
-    tail = click.style(f"  {fields}", dim=True) if fields else ""
-    return f"{click.style(f'{clock} {name:<{NAMES_WIDTH}}', dim=True)}  {mark}{text}{tail}"
+    tail = click.style(f"  {_clean(fields)}", dim=True) if fields else ""
+    return f"{click.style(f'{clock} {name:<{NAMES_WIDTH}}', dim=True)}  {mark}{_clean(text)}{tail}"

@@ -115,9 +115,9 @@ def test_drain_parks_and_resume_serves(applianced: Start) -> None:
     """`drain` ends with no engine and a sentence; a second drain is refused; `resume` starts the next life."""
     one = applianced()
     before = one.wait_state("serving")
-    one.ask("drain", reason="new card")
+    one.ask("drain", reason="new card\n\x1b[2Jall is well")
     parked = one.wait_state("parked")
-    assert "new card" in parked["sentence"]
+    assert "new card\\n\\x1b[2Jall is well" in parked["sentence"], "a reason is one line, and moves no cursor"
     assert not is_alive(before["engine_pid"])
     with pytest.raises(ControlError):
         one.ask("drain")

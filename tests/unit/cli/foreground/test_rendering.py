@@ -28,6 +28,7 @@ from appliance.cli.foreground.rendering import render
         ("gateway", "Traceback (most recent call last):", "12:00:00 gateway     Traceback (most recent call last):"),
         ("gateway", '{"no": "event"}', '12:00:00 gateway     {"no": "event"}'),
         ("gateway", "[1]", "12:00:00 gateway     [1]"),
+        ("applianced", '{"engine": 3, "event": "a\\u001b[2J\\tb\\rc", "level": "info"}', "12:00:00 engine      a\tb\\rc"),
     ],
 )
 def test_lines_are_shown_in_one_form(name: str, line: str, shown: str) -> None:
