@@ -13,13 +13,13 @@ from appliance.cli.checks.box import check_box
 from appliance.cli.checks.cards import check_cards
 from appliance.cli.checks.host import check_host
 from appliance.cli.checks.machine import Finding, Level, Machine
-from appliance.cli.place import SYSTEM_STATE_DIR, Place, own_state_dir
-from appliance.cli.printing import bad, faint, good, say, say_json, uncertain
+from appliance.cli.findings import as_row, say_finding
+from appliance.cli.place import Place, serving_state_dir
+from appliance.cli.printing import say_json
 from appliance.cli.verbs import Verb
 from appliance.core.errors import ExitCode
 
 SERVICE_USER = "llm-appliance"
-_MARKS = {Level.OK: good("ok  "), Level.WARN: uncertain("warn"), Level.FAIL: bad("fail")}
 
 
 @click.command(cls=Verb)
@@ -39,19 +39,11 @@ def doctor(place: Place, as_json: bool) -> ExitCode:
     found = tuple(findings(place, Machine(user_groups=_service_groups())))
     failed = any(finding.level is Level.FAIL for finding in found)
     if as_json:
-        rows = [{"name": one.name, "level": one.level.value, "reason": one.reason, "cure": one.cure} for one in found]
-        say_json({"ok": not failed, "findings": rows})
+        say_json({"ok": not failed, "findings": [as_row(finding) for finding in found]})
     else:
         for finding in found:
             say_finding(finding)
     return ExitCode.BAD if failed else ExitCode.OK
-
-
-def say_finding(finding: Finding) -> None:
-    """For people: a line, and its cure below it."""
-    say(f"{_MARKS[finding.level]} {finding.name}: {finding.reason}")
-    if finding.cure:
-        say(f"       {faint('cure:')} {finding.cure}")
 
 
 def troubles_of_the_machine(state_dir: Path) -> Iterator[Finding]:
@@ -63,16 +55,10 @@ def troubles_of_the_machine(state_dir: Path) -> Iterator[Finding]:
 
 def findings(place: Place, machine: Machine) -> Iterator[Finding]:
     """Everything, from the hardware up."""
-    state_dir = _state_dir(place)
+    state_dir = serving_state_dir(place)
     yield from check_cards(machine)
     yield from check_host(machine, str(state_dir.absolute()))
     yield from check_box(machine, place, state_dir)
-
-
-def _state_dir(place: Place) -> Path:
-    if place.state_dir is not None:
-        return place.state_dir
-    return SYSTEM_STATE_DIR if place.means_the_box() else own_state_dir()
 
 
 def _service_groups() -> frozenset[int]:

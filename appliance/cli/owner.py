@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from appliance.core.errors import ExitCode
+from appliance.orphans import ends_with_us
 
 
 def other_owner(state_dir: Path) -> os.stat_result | None:
@@ -30,5 +31,6 @@ def again_as(owner: os.stat_result, state_dir: Path, arguments: Sequence[str]) -
         cwd="/",
         env=os.environ | {"HOME": str(state_dir)},
         check=False,
+        preexec_fn=ends_with_us(),
     )
     return ExitCode(ended.returncode) if ended.returncode in tuple(ExitCode) else ExitCode.BAD

@@ -69,6 +69,13 @@ class Place:
         return own if not _exists(system) and _exists(own) else system
 
 
+def serving_state_dir(place: Place) -> Path:
+    """The state folder of the appliance that is meant."""
+    if place.state_dir is not None:
+        return place.state_dir
+    return SYSTEM_STATE_DIR if place.means_the_box() else own_state_dir()
+
+
 def own_state_dir() -> Path:
     """Where this user's `appliancectl run` keeps its state unless told otherwise.
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from appliance.config.runtimes import CURRENT, RUNTIMES
 from appliance.core.errors import ApplianceError
 from appliance.core.units import GIB, format_bytes
+from appliance.orphans import ends_with_us
 
 WHEELS_DIR = Path("/usr/share/llm-appliance/wheels")
 """Where the package puts our engine's wheel."""
@@ -115,7 +116,8 @@ def _make(source: Source, folder: Path, digest: str) -> Path:
 
 def _run(command: Sequence[str], environment: Mapping[str, str], what: str, hint: str, *, quiet: bool = False) -> str:
     try:
-        ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE if quiet else None, text=True, check=False)
+        said = subprocess.PIPE if quiet else None
+        ended = subprocess.run(command, env=environment, stdout=said, text=True, check=False, preexec_fn=ends_with_us())
     except OSError as error:
         raise ApplianceError(f"cannot {what}: {command[0]}: {error.strerror}", hint=hint) from None
     if ended.returncode != 0:

@@ -19,6 +19,7 @@ from appliance.cli.verbs import Verb
 from appliance.config.load import DEFAULT_PATH
 from appliance.config.runtimes import engine_is_here, launch_python, with_runtime
 from appliance.core.errors import ApplianceError, ExitCode
+from appliance.orphans import ends_with_us
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -107,7 +108,8 @@ def _bring_demo(python: str, wanted: _Wanted) -> ExitCode:
     # Our own PYTHONPATH is for the control plane, where it is packaged; in a checkout the engine may need what is set.
     environment = dict(os.environ) if engine_is_here() else runtimes.pip_environment(wanted.wheelhouse)
     try:
-        ended = subprocess.run([python, "-m", "appliance.engine.demo", str(wanted.models_dir)], env=environment, check=False)
+        command = [python, "-m", "appliance.engine.demo", str(wanted.models_dir)]
+        ended = subprocess.run(command, env=environment, check=False, preexec_fn=ends_with_us())
     except OSError as error:
         raise ApplianceError(f"cannot run {python}: {error.strerror}", hint="set engine.python, or --python, to a Python 3.11") from None
     return ExitCode.OK if ended.returncode == 0 else ExitCode.BAD
@@ -115,7 +117,8 @@ def _bring_demo(python: str, wanted: _Wanted) -> ExitCode:
 
 def _look_around() -> None:
     """What doctor finds wrong with the machine, before anything is fetched; it stops nothing."""
-    from appliance.cli.doctor import say_finding, troubles_of_the_machine
+    from appliance.cli.doctor import troubles_of_the_machine
+    from appliance.cli.findings import say_finding
 
     for finding in troubles_of_the_machine(SYSTEM_STATE_DIR):
         say_finding(finding)

