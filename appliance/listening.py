@@ -18,12 +18,32 @@ _LISTEN = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
 
 
+class AddressTaken(ApplianceError):
+    """Somebody listens there; `holder` says who, in words."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.holder = holder_of(port)
+        hint = "stop that, or set gateway.port to another (0: any free one)"
+        super().__init__(f"port {port} on {host} is taken by {self.holder}", hint=hint)
+
+
 def open_listener(host: str, port: int) -> socket.socket:
     """Listen on the address; port 0 lets the kernel choose.
 
     Raises:
         ApplianceError: no such host, the port is taken (by whom, where that can be seen), or not ours to take.
     """
+    listener = bind(host, port)
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:  # another one that was bound too has listened first
+        listener.close()
+        raise _refusal(host, port, error) from None
+    return listener
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Hold the address without listening, so that no client can come. Raises as open_listener."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError) as error:
@@ -34,7 +54,6 @@ def open_listener(host: str, port: int) -> socket.socket:
         # Without it, a restart has to wait for the last connections of the one before (TIME_WAIT) to be forgotten.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise _refusal(host, port, error) from None
@@ -87,13 +106,19 @@ def refuse_open(listeners: Iterable[socket.socket], *, allowed: bool) -> None:
     Raises:
         ApplianceError: one of the sockets is open to others and that was not allowed.
     """
-    reachable = [url_of(listener) for listener in listeners if is_open_to_others(listener)]
+    reachable = [bound_to(listener) for listener in listeners if is_open_to_others(listener)]
     if reachable and not allowed:
         raise ApplianceError(
             f"{reachable[0]} would be open to other machines, and whoever reaches it may use the model: there are no API keys",
             hint="make one with `python -m appliance.gateway.keys NAME >> FILE` and set gateway.api_keys_file = FILE; or listen on "
             "127.0.0.1 behind a proxy that asks for keys; or leave it open with gateway.allow_open = true",
         )
+
+
+def bound_to(listener: socket.socket) -> str:
+    """The address as it was bound: 0.0.0.0 is every address of this machine."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def url_of(listener: socket.socket, *, tls: bool = False) -> str:
@@ -109,9 +134,7 @@ def url_of(listener: socket.socket, *, tls: bool = False) -> str:
 
 def _refusal(host: str, port: int, error: OSError) -> ApplianceError:
     if error.errno == errno.EADDRINUSE:
-        return ApplianceError(
-            f"port {port} on {host} is taken by {holder_of(port)}", hint="stop that, or set gateway.port to another (0: any free one)"
-        )
+        return AddressTaken(host, port)
     if error.errno in (errno.EACCES, errno.EPERM):
         return ApplianceError(f"port {port} is not ours to take: {error.strerror}", hint="set gateway.port to one above 1023")
     return ApplianceError(f"cannot listen on {host}, port {port}: {error.strerror}", hint="set gateway.host to an address of this machine")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import click
 
-from appliance.cli.place import Place
+from appliance.cli.checks.machine import Finding, Level
+from appliance.cli.findings import as_row, say_finding
+from appliance.cli.place import Place, serving_state_dir
 from appliance.cli.printing import bad, faint, good, say, say_json
 from appliance.cli.verbs import VerbGroup
-from appliance.config import LoadedConfig
+from appliance.config import Config, LoadedConfig
 from appliance.config.annotate import toml_value
 from appliance.config.load import BUILT_IN
 from appliance.config.schema import facts_of, keys_of, tables
@@ -33,9 +38,10 @@ def config() -> None:
 @json_option
 @click.pass_obj
 def check(place: Place, assignments: tuple[str, ...], as_json: bool) -> ExitCode:
-    """Read the configuration and its drop-ins; print every error with the file, the key and the nearest one.
+    """Read the configuration and its drop-ins, and look at what they name; print everything that is wrong.
 
-    Exit code 1 when there is one.
+    First every key: errors come with the file, the key and the nearest one. Then what the values name, without starting anything:
+    files, programs, model, memory, state folder, port. Exit code 1 for what would end a start; a warning alone is no failure.
 
     \b
     Example:
@@ -43,20 +49,42 @@ def check(place: Place, assignments: tuple[str, ...], as_json: bool) -> ExitCode
       appliancectl --config ./appliance.toml config check
     """
     file = str(place.config_file() or BUILT_IN)
+    found: list[Finding] = []
     try:
-        place.load(assignments)
+        loaded = place.load(assignments).config
         errors: list[str] = []
+        found += findings_of(loaded, place)
     except ConfigError as error:
         errors = str(error).splitlines()
+    failed = bool(errors) or any(finding.level is Level.FAIL for finding in found)
     if as_json:
-        say_json({"ok": not errors, "file": file, "errors": errors})
-    elif errors:
-        for line in errors:
-            say(f"{bad('error')} {line}")
+        say_json({"ok": not failed, "file": file, "errors": errors, "findings": [as_row(finding) for finding in found]})
+        return ExitCode.BAD if failed else ExitCode.OK
+    for finding in found:
+        say_finding(finding)
+    for line in errors:
+        say(f"{bad('error')} {line}")
+    if errors:
         say(f"{len(errors)} {'error' if len(errors) == 1 else 'errors'}; nothing of it is in force until that is mended")
-    else:
+    elif not failed:
         say(f"{good('ok')} {file}")
-    return ExitCode.BAD if errors else ExitCode.OK
+    return ExitCode.BAD if failed else ExitCode.OK
+
+
+def findings_of(config: Config, place: Place) -> Iterator[Finding]:
+    """What is not well with what it names."""
+    from appliance.cli.checks import configured
+    from appliance.cli.checks.box import check_engine, check_model
+
+    state_dir = serving_state_dir(place)
+    about_model = [finding for finding in check_model(config) if finding.level is not Level.OK]
+    yield from about_model
+    yield from (finding for finding in check_engine(config, state_dir) if finding.level is not Level.OK)
+    yield from configured.check_files(config)
+    yield from configured.check_programs(config)
+    yield from configured.check_memory(config, Path(config.model.path) if config.model.path and not about_model else None)
+    yield from configured.check_state_dir(state_dir)
+    yield from configured.check_address(config)
 
 
 @config.command()

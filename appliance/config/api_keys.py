@@ -72,6 +72,24 @@ def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
     return keys
 
 
+def read_fallback_key(file: str) -> bytes:
+    """The key for the other endpoint (fallback.api_key_file); empty where no file is named.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no key.
+    """
+    if not file:
+        return b""
+    try:
+        secret = Path(file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        raise ConfigError(f"fallback.api_key_file = {file!r}: cannot be read ({reason})", hint="one line with the key") from None
+    if not secret or not secret.isprintable() or " " in secret:
+        raise ConfigError(f"fallback.api_key_file = {file!r}: holds no key", hint="one line with the key")
+    return secret.encode()
+
+
 def new_key() -> str:
     """A fresh key: 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)

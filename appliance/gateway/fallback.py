@@ -13,10 +13,10 @@ import ssl
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from appliance.config.api_keys import read_fallback_key
 from appliance.config.schema import FallbackTable
 from appliance.core.errors import ConfigError
 from appliance.core.launch import Endpoint
@@ -99,7 +99,7 @@ class Fallback:
         self._busy = 0
         self._place = place_of(table.base_url) if table.base_url else None
         self._upstream: Elsewhere | None = None
-        self._key = _read_key(table.api_key_file)
+        self._key = read_fallback_key(table.api_key_file)
 
     async def serve(self, request: LiveRequest, client: Client, refused: Refused) -> bool:
         """Whether the client has been answered. Where it has not, nothing of an answer was sent.
@@ -230,16 +230,3 @@ def _content_type(connection: Connection) -> Headers:
 
 def _is_events(connection: Connection) -> bool:
     return (value_of(connection.headers, b"content-type") or b"").startswith(b"text/event-stream")
-
-
-def _read_key(file: str) -> bytes:
-    if not file:
-        return b""
-    try:
-        key = Path(file).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-        raise ConfigError(f"fallback.api_key_file = {file!r}: cannot be read ({reason})", hint="one line with the key") from None
-    if not key or not key.isprintable() or " " in key:
-        raise ConfigError(f"fallback.api_key_file = {file!r}: holds no key", hint="one line with the key")
-    return key.encode()

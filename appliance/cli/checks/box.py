@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from appliance.cli.checks.configured import check_files, check_programs
 from appliance.cli.checks.machine import Finding, Machine, fail, ok, warn
 from appliance.cli.place import Place
 from appliance.config import Config
@@ -27,13 +28,16 @@ def check_box(machine: Machine, place: Place, state_dir: Path) -> Iterator[Findi
             yield fail("configuration", line, "edit it; appliancectl config check")
         return
     yield ok("configuration", str(place.config_file() or "built-in defaults"))
-    yield from _model(config)
-    yield from _runtime(config, state_dir)
+    yield from check_model(config)
+    yield from check_engine(config, state_dir)
+    yield from check_files(config)
+    yield from check_programs(config)
     yield _port(machine, config)
     yield from _applianced(place)
 
 
-def _model(config: Config) -> Iterator[Finding]:
+def check_model(config: Config) -> Iterator[Finding]:
+    """Whether its files are there, by their names."""
     if not config.model.path:
         yield warn("model", "model.path is not set", "appliancectl setup --model DIR, or --demo")
         return
@@ -65,7 +69,8 @@ def _shards(folder: Path) -> set[str]:
         return set()
 
 
-def _runtime(config: Config, state_dir: Path) -> Iterator[Finding]:
+def check_engine(config: Config, state_dir: Path) -> Iterator[Finding]:
+    """Whether the built-in engine can be started, and which one that is."""
     if config.engine.backend != "native":
         return
     if config.engine.python:

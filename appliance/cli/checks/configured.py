@@ -1,0 +1,133 @@
+"""What a configuration names, looked at before anything is started with it: files, programs, model, memory, folder, port.
+
+A `fail` would end a start, a `warn` would not, or not at once. Each finding is called after its key.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from appliance.cli.checks.machine import Finding, fail, warn
+from appliance.cli.place import SYSTEM_STATE_DIR
+from appliance.config import Config
+from appliance.config.api_keys import read_api_keys, read_fallback_key
+from appliance.config.certificates import load_pair
+from appliance.core.errors import ApplianceError, ConfigError
+from appliance.core.units import MIB, format_bytes
+from appliance.listening import AddressTaken, bind, refuse_open
+
+STATE_WARN_BYTES = 64 * MIB
+"""Incidents and the traffic profile of a month fit into it."""
+_READABLE = "name a file that the appliance's user can read"
+
+
+def check_files(config: Config) -> Iterator[Finding]:
+    """Keys, certificates, patterns."""
+    gateway = config.gateway
+    if gateway.api_keys_file:
+        yield from _read("gateway.api_keys_file", lambda: read_api_keys(Path(gateway.api_keys_file)))
+    if gateway.tls_certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        yield from _read("gateway.tls_certificate", lambda: load_pair(context, Path(gateway.tls_certificate), Path(gateway.tls_key)))
+    if config.fallback.api_key_file:
+        yield from _read("fallback.api_key_file", lambda: read_fallback_key(config.fallback.api_key_file))
+    folder = Path(config.diagnosis.patterns_dir)
+    if config.diagnosis.patterns_dir and any(folder.glob("*.toml")):
+        from appliance.diagnosis import with_operator_patterns  # half a second, so only for who has patterns
+
+        for problem in with_operator_patterns(folder)[1]:
+            yield warn("diagnosis.patterns_dir", problem, "mend that pattern; until then it is left out")
+
+
+def check_programs(config: Config) -> Iterator[Finding]:
+    """What is run: the owner's engine and hooks. The built-in engine: checks/box.py."""
+    engine, supervisor = config.engine, config.supervisor
+    if engine.command and not _is_program(engine.command[0]):
+        yield fail(
+            "engine.command", f"{engine.command[0]!r} is no program that can be run", "write the whole path of your engine's program"
+        )
+    if supervisor.on_park and not _is_program(supervisor.on_park[0]):
+        yield warn("supervisor.on_park", f"{supervisor.on_park[0]!r} is no program that can be run", "nobody would be told: correct it")
+    if supervisor.auto_reboot != "never" and not (supervisor.reboot_command and _is_program(supervisor.reboot_command[0])):
+        reason = f"supervisor.auto_reboot is {supervisor.auto_reboot!r} and {list(supervisor.reboot_command)!r} cannot be run"
+        yield warn("supervisor.reboot_command", reason, "name the program that reboots this machine")
+
+
+def check_memory(config: Config, model: Path | None) -> Iterator[Finding]:
+    """The built-in engine's weights and KV pool against this machine's memory."""
+    if config.engine.backend != "native" or model is None:
+        return
+    from appliance.cli.plan_facts import AUTO, find_gpu
+    from appliance.planner import native
+    from appliance.planner.inputs import PlanInputs
+    from appliance.planner.model_files import model_facts
+
+    try:
+        facts = model_facts(model)
+    except ApplianceError as error:
+        yield fail("model.path", error.message, error.hint or "name another folder")
+        return
+    memory = find_gpu(AUTO, "native")
+    weight_bytes = native.weights(native.resolve(PlanInputs(facts, memory, "native"))).size_bytes
+    pool_bytes = config.engine.kv_pool_bytes
+    words = (
+        f"{format_bytes(pool_bytes)} beside {format_bytes(weight_bytes)} of weights and {format_bytes(native.PROCESS_BYTES)} of the process"
+    )
+    cure = f"lower it; appliancectl plan --engine native --model {model} says what fits"
+    free_bytes = memory.free_at_start_bytes if memory.free_at_start_bytes is not None else memory.total_bytes
+    if pool_bytes + native.PROCESS_BYTES > memory.total_bytes:  # weights that are mapped could be read from the disk again and again
+        yield fail("engine.kv_pool_bytes", f"{words}: this machine has {format_bytes(memory.total_bytes)}", cure)
+    elif pool_bytes + native.PROCESS_BYTES + weight_bytes > free_bytes:
+        yield warn("engine.kv_pool_bytes", f"{words}: {format_bytes(free_bytes)} of memory are free now", cure)
+    asked, limit = config.engine.context_length_tokens, facts.max_context_tokens
+    if asked > limit:
+        yield fail("engine.context_length_tokens", f"{asked:,} tokens: the model's own limit is {limit:,}", "lower it, or set it to 0")
+
+
+def check_state_dir(state_dir: Path) -> Iterator[Finding]:
+    """Whether incidents can be kept there, by whoever asks."""
+    folder = state_dir.absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    cure = "name another with --state-dir"
+    if not folder.is_dir():
+        yield fail("state folder", f"{state_dir}: {folder} is no folder", cure)
+        return
+    facts = os.statvfs(folder)
+    free_bytes = facts.f_bavail * facts.f_frsize
+    if facts.f_flag & os.ST_RDONLY:
+        yield fail("state folder", f"{state_dir} is on a file system that is mounted read-only", f"mount it for writing, or {cure}")
+    elif state_dir != SYSTEM_STATE_DIR and not os.access(folder, os.W_OK | os.X_OK):  # that one is the service user's
+        yield fail("state folder", f"{folder} may not be written by this user", f"run this as the user that serves, or {cure}")
+    elif free_bytes < STATE_WARN_BYTES:
+        words = f"{format_bytes(free_bytes)} are free in {folder}, under {format_bytes(STATE_WARN_BYTES)}"
+        yield warn("state folder", f"{words}: incidents may not be kept", "free some space")
+
+
+def check_address(config: Config) -> Iterator[Finding]:
+    """Whether gateway.host and gateway.port can be listened on. An appliance that does so already is no trouble."""
+    gateway = config.gateway
+    try:
+        with bind(gateway.host, gateway.port) as held:
+            refuse_open([held], allowed=gateway.allow_open or bool(gateway.api_keys_file))
+    except AddressTaken as error:
+        if "appliance" not in error.holder:
+            yield fail("gateway.port", error.message, error.hint or "")
+    except ApplianceError as error:
+        yield fail("gateway.host", error.message, error.hint or "")
+
+
+def _read(key: str, read: Callable[[], object]) -> Iterator[Finding]:
+    try:
+        read()
+    except ConfigError as error:
+        for line in error.message.splitlines():
+            yield fail(key, line.removeprefix(f"{key} = "), error.hint or _READABLE)
+
+
+def _is_program(name: str) -> bool:
+    return shutil.which(name) is not None
