@@ -18,7 +18,7 @@ from appliance.cli.place import CONTROL_SOCKET, Place, own_state_dir
 from appliance.cli.printing import bold, coloured, good
 from appliance.cli.verbs import Verb
 from appliance.config import Config
-from appliance.core.errors import ExitCode
+from appliance.core.errors import ConfigError, ExitCode
 from appliance.core.publication import Publication
 from appliance.core.units import format_duration
 
@@ -43,24 +43,29 @@ def run(place: Place, model_path: str | None, host: str | None, port: int | None
       appliancectl run
       appliancectl run --model /srv/models/my-model --port 8080
     """
-    from appliance.cli.foreground.folders import check_run_dir, lock_state_dir, prepare_run_dir, prepare_state_dir
+    from appliance.cli.foreground import folders
     from appliance.listening import open_listener, refuse_open, url_of
 
     named = [("model.path", model_path), ("gateway.host", host), ("gateway.port", port)]
     settings = [*assignments, *(f"{key}={value}" for key, value in named if value is not None)]
+    place.load(assignments)  # by itself: an option may stand over a wrong --set
     config = place.load(settings).config
     wanted = place.state_dir or own_state_dir()
     model = _model(config, wanted)
-    state_dir = prepare_state_dir(wanted)
-    with lock_state_dir(state_dir):
-        run_dir = check_run_dir(place.run_dir) if place.run_dir else prepare_run_dir(state_dir)
+    _check(config, wanted, model)
+    state_dir = folders.prepare_state_dir(wanted)
+    with folders.lock_state_dir(state_dir):
+        run_dir = folders.check_run_dir(place.run_dir) if place.run_dir else folders.prepare_run_dir(state_dir)
+        folders.refuse_shared(run_dir)
         listener = open_listener(config.gateway.host, config.gateway.port)
         refuse_open([listener], allowed=config.gateway.allow_open or bool(config.gateway.api_keys_file))
         if model is not None:
             settings.append(f"model.path={model}")
         arguments = _arguments(place, state_dir, run_dir, settings)
         url = url_of(listener, tls=bool(config.gateway.tls_certificate))
-        return _serve(config, arguments, run_dir, listener, _announcer(url, model, place, state_dir))
+        code = _serve(config, arguments, run_dir, listener, _announcer(url, model, place, state_dir))
+        folders.leave_run_dir(state_dir)
+    return code
 
 
 def _model(config: Config, state_dir: Path) -> Path | None:
@@ -68,6 +73,23 @@ def _model(config: Config, state_dir: Path) -> Path | None:
     if config.engine.backend == "custom" and not config.model.path:
         return None
     return model_folder(config.model.path, state_dir / MODELS)
+
+
+def _check(config: Config, state_dir: Path, model: Path | None) -> None:
+    """Raises ConfigError for what would end the start of a child, all of it."""
+    from appliance.cli.checks import configured
+    from appliance.cli.checks.box import check_engine
+    from appliance.cli.checks.machine import Level
+
+    checks = (
+        *check_engine(config, state_dir),
+        *configured.check_files(config),
+        *configured.check_programs(config),
+        *configured.check_memory(config, model),
+    )
+    failed = [finding for finding in checks if finding.level is Level.FAIL]
+    if failed:
+        raise ConfigError("\n".join(f"{one.name}: {one.reason}" for one in failed), hint="; ".join({one.cure: None for one in failed}))
 
 
 def _arguments(place: Place, state_dir: Path, run_dir: Path, settings: Sequence[str]) -> list[str]:
@@ -88,19 +110,23 @@ def _serve(
     announce: Callable[[Publication], str | None],
 ) -> ExitCode:
     from appliance.cli.foreground.children import Child
+    from appliance.cli.foreground.notices import Notices
     from appliance.cli.foreground.output import Output
     from appliance.cli.foreground.publications import PublicationFeed
-    from appliance.cli.foreground.session import Member, Session
+    from appliance.cli.foreground.session import WATCHDOG_S, Member, Session
 
     fd = listener.fileno()
-    gateway = Child("gateway", [sys.executable, "-m", "appliance.gateway", *arguments, "--fd", str(fd)], inherited_fds=[fd])
-    applianced = Child("applianced", [sys.executable, "-m", "appliance.supervisor", *arguments])
+    notices = Notices(run_dir)
+    environment = notices.environment(WATCHDOG_S)
+    command = [sys.executable, "-m", "appliance.gateway", *arguments, "--fd", str(fd)]
+    gateway = Child("gateway", command, inherited_fds=[fd], environment=environment)
+    applianced = Child("applianced", [sys.executable, "-m", "appliance.supervisor", *arguments], environment=environment)
     members = (
         Member(gateway, config.gateway.drain_s + KILL_MARGIN_S),
         Member(applianced, config.supervisor.stop_deadline_s + KILL_MARGIN_S),
     )
     feed = PublicationFeed(run_dir / CONTROL_SOCKET)
-    return Session(members, feed, Output(sys.stdout.fileno(), coloured=coloured()), announce, listener).run()
+    return Session(members, feed, notices, Output(sys.stdout.fileno(), coloured=coloured()), announce, listener).run()
 
 
 def _announcer(url: str, model: Path | None, place: Place, state_dir: Path) -> Callable[[Publication], str | None]:

@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "drain": ("lifecycle", "Finish what runs, take nothing new, stop the engine."),
     "resume": ("lifecycle", "Try again after the appliance gave up."),
     "runtime": ("runtime", "The engine's environments: which there are, which is in force."),
+    "bench": ("bench", "Send requests, and say how fast they are answered."),
     "config": ("config", "Check the configuration, or show what is in force."),
 }
 """Verb → module of appliance/cli, and the line that --help shows for it. A test holds the lines to the verbs' own."""
@@ -46,14 +47,14 @@ def place_options(*, config_variable: str | None = None) -> list[click.Parameter
         ),
         click.Option(
             ["--run-dir"],
-            type=click.Path(path_type=Path),
+            type=click.Path(path_type=Path, file_okay=False),
             expose_value=False,
             callback=_place,
             help="Folder of the control socket [default: /run/llm-appliance, else that of your `appliancectl run`].",
         ),
         click.Option(
             ["--state-dir"],
-            type=click.Path(path_type=Path),
+            type=click.Path(path_type=Path, file_okay=False),
             expose_value=False,
             callback=_place,
             help="Folder of incidents and models [default: /var/lib/llm-appliance, else ~/.local/state/llm-appliance].",

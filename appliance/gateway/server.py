@@ -75,6 +75,8 @@ class Server:
         self._state = ServerState()
         self._uvicorn = _uvicorn_config(app)
         self._notifier = SystemdNotifier()
+        if self._notifier.socket is not None:  # who has stopped reading (a suspended `appliancectl run`) must not stop the loop
+            self._notifier.socket.setblocking(False)
         self._watched = "WATCHDOG_USEC" in os.environ
         self._signals: asyncio.Queue[int] = asyncio.Queue()
 
@@ -134,9 +136,14 @@ class Server:
             pause_s = min(2 * pause_s, _RECONNECT_MAX_S)
 
     async def _keep_time(self) -> None:
+        loop, period_s, late = asyncio.get_running_loop(), min(TICK_S, self._policy.header_timeout_s), False
         while True:
-            await asyncio.sleep(min(TICK_S, self._policy.header_timeout_s))
-            self._tick()
+            slept_s = loop.time()
+            await asyncio.sleep(period_s)
+            # After a stop of this process, what clients have sent meanwhile is read, for a turn, before anybody is called late.
+            late = not late and loop.time() - slept_s > period_s + TICK_S
+            if not late:
+                self._tick()
             if self._watched:
                 self._notifier.notify("WATCHDOG=1")
 

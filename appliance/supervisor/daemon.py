@@ -161,6 +161,7 @@ class Supervisor:
                 seen.set_result(before)
         if self._events:
             self._woken.set()
+        self.store.try_again()
         if self.state.purpose is Purpose.EXIT:
             self.notifier.extend()
         self.notifier.turn_done()

@@ -29,6 +29,7 @@ VERSION = 1
 KEEP_EVENTS = 10_000
 UNSAVED_MAX = 200
 CLOSE_TIMEOUT_S = 5.0
+TRY_AGAIN_S = 2.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS memory (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS incidents (incident_id TEXT PRIMARY KEY, time_s REAL NOT NULL, cause TEXT NOT NULL, document TEXT NOT NULL);
@@ -60,6 +61,7 @@ class IncidentStore:
         self._writes: deque[_Write] = deque(maxlen=UNSAVED_MAX)
         self._unsaved: OrderedDict[str, Document] = OrderedDict()
         self._unsaved_lock = threading.Lock()
+        self._tried_s = 0.0
         self.problem: str | None = None
         """Why the database cannot be used now; None while it can."""
 
@@ -149,6 +151,13 @@ class IncidentStore:
                 return self._unsaved[incident_id]
         rows = self._worker.submit(self._read, "SELECT document FROM incidents WHERE incident_id = ?", (incident_id,)).result()
         return rows[0] if rows else None
+
+    def try_again(self) -> None:
+        """While there is a problem, see now and then whether it is over: not every disk that has room again sees another incident."""
+        now_s = time.monotonic()
+        if self.problem is not None and now_s - self._tried_s >= TRY_AGAIN_S:
+            self._tried_s = now_s
+            self._worker.submit(self._flush)
 
     def flush(self) -> None:
         """Wait until everything written so far has been tried. Blocking."""

@@ -41,8 +41,9 @@ class RunDir:
             raise ApplianceError(
                 f"applianced runs already on {self.path} (pid {pid})", hint="stop it, or choose another directory with --run-dir"
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, and only the message above lacks our number
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     @property
     def generation(self) -> int:

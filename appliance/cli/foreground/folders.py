@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -16,6 +18,8 @@ from appliance.core.errors import ApplianceError
 
 LONGEST_SOCKET_NAME = "engine-9999999999.sock"
 LOCK = "run.lock"
+APPLIANCED_LOCK = "applianced.lock"
+"""In the run folder, held by applianced as long as it lives; a test holds the name to its own."""
 PRIVATE = 0o700
 
 
@@ -28,7 +32,8 @@ def prepare_state_dir(state_dir: Path) -> Path:
     try:
         state_dir.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     except OSError as error:
-        raise ApplianceError(f"state folder {state_dir}: {error.strerror}", hint="name another with --state-dir") from None
+        what = "is a file, not a folder" if state_dir.is_file() else error.strerror
+        raise ApplianceError(f"state folder {state_dir}: {what}", hint="name another with --state-dir") from None
     return state_dir.resolve()
 
 
@@ -52,9 +57,9 @@ def lock_state_dir(state_dir: Path) -> IO[str]:
             f"`appliancectl run` is already at work on {state_dir} (pid {holder})",
             hint=f"stop it with `kill {holder}` or Ctrl-C in its terminal, or name another folder with --state-dir",
         ) from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
+    with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, and only the next one's message lacks our number
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), f"{os.getpid()}\n".encode())
     return file
 
 
@@ -79,9 +84,21 @@ def prepare_run_dir(state_dir: Path) -> Path:
         target = _private(Path(tempfile.gettempdir()) / f"llm-appliance-{os.getuid()}-{digest}")
     if not _short_enough(target):
         raise ApplianceError(f"{target} is too long a path for unix sockets", hint="set TMPDIR to a shorter one, or use --run-dir")
-    place.unlink(missing_ok=True)
-    place.symlink_to(target)
+    try:
+        place.unlink(missing_ok=True)
+        place.symlink_to(target)
+    except OSError as error:
+        raise ApplianceError(f"{place}: {error.strerror}", hint="name another folder with --run-dir") from None
     return target
+
+
+def leave_run_dir(state_dir: Path) -> None:
+    """Take away what prepare_run_dir has made outside of the state folder. Only when everything that used it has ended."""
+    place = state_dir / RUN_LINK
+    if place.is_symlink():
+        shutil.rmtree(place.resolve(), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            place.unlink()
 
 
 def check_run_dir(run_dir: Path) -> Path:
@@ -101,6 +118,27 @@ def check_run_dir(run_dir: Path) -> Path:
     except OSError as error:
         raise ApplianceError(f"run folder {run_dir}: {error.strerror}", hint="name another with --run-dir") from None
     return run_dir.absolute()
+
+
+def refuse_shared(run_dir: Path) -> None:
+    """The engine of somebody else's run would be taken for ours.
+
+    Raises:
+        ApplianceError: an applianced works on this folder; its pid is named.
+    """
+    try:
+        with (run_dir / APPLIANCED_LOCK).open("r+", encoding="utf-8", errors="replace") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = file.read(32).strip() or "unknown"
+                raise ApplianceError(
+                    f"applianced runs already on {run_dir} (pid {holder})", hint="stop it, or name another folder with --run-dir"
+                ) from None
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ApplianceError(f"run folder {run_dir}: {error.strerror}", hint="name another with --run-dir") from None
 
 
 def _short_enough(run_dir: Path) -> bool:

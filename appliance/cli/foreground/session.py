@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from appliance.cli.foreground.children import QUICK_FAILURES_MAX, Child
+from appliance.cli.foreground.children import QUICK_FAILURES_MAX, Child, Ended
+from appliance.cli.foreground.notices import Notices
 from appliance.cli.foreground.output import Output
 from appliance.cli.foreground.publications import PublicationFeed
-from appliance.cli.foreground.rendering import render
+from appliance.cli.foreground.rendering import plain, render
 from appliance.core.errors import ControlError, ExitCode
 from appliance.core.publication import Publication
 
@@ -25,6 +26,11 @@ NOW_S = 3.0
 """After the second signal: then SIGKILL."""
 ONE_REQUEST_S = 0.5
 """Signals so close together are one request: a terminal, a shell and `timeout` may each pass on the same Ctrl-C."""
+WATCHDOG_S = 10.0
+"""A child that is ready and gives no sign of life for so long has hung. Both give one every second or oftener."""
+START_S = 60.0
+"""For one that is not ready yet, as TimeoutStartSec= of the units."""
+LOOK_S = 0.5
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -34,6 +40,7 @@ class Member:
 
     child: Child
     stop_deadline_s: float
+    silence_s: float = WATCHDOG_S
 
 
 class Session:
@@ -43,18 +50,22 @@ class Session:
         self,
         members: Sequence[Member],
         feed: PublicationFeed,
+        notices: Notices,
         output: Output,
         on_publication: Callable[[Publication], str | None],
         listener: socket.socket,
     ) -> None:
+        """`on_publication` is told of each, as soon as all the members are ready, and may say something of it."""
         self._members = members
         self._feed = feed
+        self._notices = notices
         self._output = output
         self._on_publication = on_publication
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._publication: Publication | None = None
         self._stop_requests = 0
         self._stop_requested_s = 0.0
         self._result = ExitCode.OK
@@ -65,9 +76,12 @@ class Session:
             for member in reversed(self._members):  # applianced first: the gateway asks it for the engine
                 self._start(member)
             self._follow()
+            self._selector.register(self._notices, selectors.EVENT_READ, self._notified)
+            self._look()
             while self._stop_requests == 0 or any(member.child.alive for member in self._members):
                 self._turn()
         self._feed.close()
+        self._notices.close()
         self._output.finish()
         return self._result
 
@@ -126,15 +140,50 @@ class Session:
             self.say(f"{child.name} has ended ({ended.words})")
             self._stop_next()
         elif ended.next_start_s is None:
-            self.say(
-                f"{child.name} ended {QUICK_FAILURES_MAX + 1} times right after its start ({ended.words}); giving up, see its lines above"
-            )
             self._result = ExitCode.BAD
-            self._request_stop()
+            self._begin_stop(_given_up(child, ended))
         else:
             delay_s = ended.next_start_s - now_s
-            self.say(f"{child.name} ended unasked ({ended.words}); starting it again in {delay_s:.1f} s")
+            unasked = "" if child.killed else " unasked"
+            self.say(f"{child.name} ended{unasked} ({ended.words}); starting it again in {delay_s:.1f} s")
             self._after(delay_s, lambda: self._start(member))
+
+    # Signs of life
+
+    def _notified(self) -> None:
+        now_s = time.monotonic()
+        for pid, message in self._notices.read():
+            for member in self._members:
+                if member.child.alive and member.child.pid == pid:
+                    member.child.hear(message, now_s)
+        self._announce()
+
+    def _look(self) -> None:
+        """As systemd's watchdog does. Not while we stop: that has deadlines of its own."""
+        if self._stop_requests:
+            return
+        for member in self._members:
+            if member.child.alive:
+                self._judge(member, time.monotonic())
+        self._after(LOOK_S, self._look)
+
+    def _judge(self, member: Member, now_s: float) -> None:
+        """One that somebody has stopped is let go on first, because that costs nobody anything; what stays silent is killed."""
+        child, silent_s = member.child, member.child.silent_s(now_s)
+        if silent_s <= (member.silence_s if child.ready else START_S):
+            return
+        state = child.run_state
+        if state == "t":  # somebody looks at it with a debugger
+            return
+        child.be_patient(now_s)
+        if state == "T":
+            self.say(f"{child.name} was stopped by a signal and has been silent for {silent_s:.1f} s: letting it go on (SIGCONT)")
+            child.signal(signal.SIGCONT)
+        else:
+            what = "given no sign of life" if child.ready else "not become ready"
+            self.say(f"{child.name} has {what} for {silent_s:.1f} s: killing it, to start it again")
+            child.killed = True
+            child.signal(signal.SIGKILL)
 
     # Stopping
 
@@ -165,18 +214,23 @@ class Session:
         now_s = time.monotonic()
         if self._stop_requests and now_s - self._stop_requested_s < ONE_REQUEST_S:
             return
-        self._stop_requests += 1
         self._stop_requested_s = now_s
-        if self._stop_requests == 1:
-            self.say("stopping: running answers may finish; once more to stop at once")
-            self._listener.close()
-            self._stop_next()
-        elif self._stop_requests == 2:
+        if self._stop_requests == 0:
+            self._begin_stop("stopping: running answers may finish; once more to stop at once")
+            return
+        self._stop_requests += 1
+        if self._stop_requests == 2:
             self.say("stopping at once")
             self._signal_all(signal.SIGTERM)
             self._after(NOW_S, lambda: self._signal_all(signal.SIGKILL))
         else:
             self._signal_all(signal.SIGKILL)
+
+    def _begin_stop(self, why: str) -> None:
+        self._stop_requests = 1
+        self.say(why)
+        self._listener.close()
+        self._stop_next()
 
     def _stop_next(self) -> None:
         """Ask the first that lives; the next one's turn comes when it has ended."""
@@ -206,12 +260,27 @@ class Session:
     def _published(self) -> None:
         try:
             for publication in self._feed.read():
-                if text := self._on_publication(publication):
-                    self._output.put(text)
+                self._publication = publication
+                self._announce()
         except ControlError:  # applianced is gone or going; its next life is followed again
             self._selector.unregister(self._feed)
             self._feed.close()
             self._after(RECONNECT_S, self._follow)
+
+    def _announce(self) -> None:
+        """What is published counts for clients once the gateway answers, and is ours once our own applianced is ready."""
+        if self._publication is None or not all(member.child.ready for member in self._members):
+            return
+        text, self._publication = self._on_publication(self._publication), None
+        if text:
+            self._output.put(text)
+
+
+def _given_up(child: Child, ended: Ended) -> str:
+    why = plain(child.last_words)
+    if ended.refused:
+        return f"{child.name} cannot start ({ended.words}): {why}" if why else f"{child.name} cannot start ({ended.words})"
+    return f"{child.name} ended {QUICK_FAILURES_MAX + 1} times right after its start ({ended.words}); giving up: {why or 'it said nothing'}"
 
 
 def _under_nohup() -> bool:

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -23,18 +24,30 @@ PROGRAM = """
 import socket, sys
 from pathlib import Path
 from appliance.cli.foreground.children import Child
+from appliance.cli.foreground.notices import Notices
 from appliance.cli.foreground.output import Output
 from appliance.cli.foreground.publications import PublicationFeed
 from appliance.cli.foreground.session import Member, Session
 
-def child(name, source):
-    return Member(Child(name, [sys.executable, "-u", "-c", source]), DEADLINE)
-
 DEADLINE = 30.0
+SILENCE = 60.0
+notices = Notices(Path(RUN))
+
+def child(name, source):
+    argv = [sys.executable, "-u", "-c", source]
+    return Member(Child(name, argv, environment=notices.environment(SILENCE)), DEADLINE, SILENCE)
+
 listener = socket.create_server(("127.0.0.1", 0))
 members = [child(name, source) for name, source in CHILDREN]
-session = Session(members, PublicationFeed(Path(RUN) / "control.sock"), Output(1), lambda publication: publication.reason, listener)
+feed = PublicationFeed(Path(RUN) / "control.sock")
+session = Session(members, feed, notices, Output(1), lambda publication: publication.reason, listener)
 sys.exit(session.run())
+"""
+TELL = """
+import os, socket
+def tell(words):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.sendto(words, os.environ["NOTIFY_SOCKET"])
 """
 BLOCK = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
 OBEDIENT = f"""{BLOCK}
@@ -43,6 +56,14 @@ print("up", os.getpid(), flush=True)
 signal.sigwait([signal.SIGTERM])
 print("asked to end", flush=True)
 """
+LIVELY = f"""{BLOCK}{TELL}
+tell(b"READY=1")
+print("up", os.getpid(), flush=True)
+import time
+while signal.SIGTERM not in signal.sigpending():  # sigtimedwait takes a SIGCONT for its own end
+    time.sleep(0.1)
+    tell(b"WATCHDOG=1")
+"""
 STUBBORN = BLOCK + "import os, time; print('up', os.getpid(), flush=True)\nwhile True: time.sleep(60)\n"
 
 
@@ -50,12 +71,16 @@ class Run:
     """A session in a process of its own, read line by line."""
 
     def __init__(
-        self, tmp_path: Path, children: list[tuple[str, str]], deadline_s: float = 30.0, ignored: tuple[signal.Signals, ...] = ()
+        self,
+        tmp_path: Path,
+        children: list[tuple[str, str]],
+        deadline_s: float = 30.0,
+        silence_s: float = 60.0,
+        ignored: tuple[signal.Signals, ...] = (),
     ) -> None:
         ignore = "".join(f"signal.signal({int(number)}, signal.SIG_IGN)\n" for number in ignored)
-        program = f"import signal\n{ignore}CHILDREN = {children!r}\nRUN = {str(tmp_path)!r}\n" + PROGRAM.replace(
-            "DEADLINE = 30.0", f"DEADLINE = {deadline_s}"
-        )
+        chosen = PROGRAM.replace("DEADLINE = 30.0", f"DEADLINE = {deadline_s}").replace("SILENCE = 60.0", f"SILENCE = {silence_s}")
+        program = f"import signal\n{ignore}CHILDREN = {children!r}\nRUN = {str(tmp_path)!r}\n{chosen}"
         self.process = subprocess.Popen(
             [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -86,8 +111,8 @@ def runs(tmp_path: Path) -> Iterator[object]:
     """Sessions that are gone after the test, whatever happened in it."""
     started: list[Run] = []
 
-    def start(*children: tuple[str, str], deadline_s: float = 30.0, ignored: tuple[signal.Signals, ...] = ()) -> Run:
-        started.append(Run(tmp_path, list(children), deadline_s, ignored))
+    def start(*children: tuple[str, str], **chosen: object) -> Run:
+        started.append(Run(tmp_path, list(children), **chosen))
         return started[-1]
 
     yield start
@@ -141,14 +166,62 @@ def test_a_dead_child_is_started_again(runs) -> None:
     assert run.process.returncode == 0
 
 
-def test_a_child_that_cannot_start_is_given_up_with_its_last_words(runs) -> None:
-    """A growing wait, then everything ends with exit code 1."""
-    run = runs(("gateway", OBEDIENT), ("applianced", "import sys; print('no way'); sys.exit(7)"))
+def test_a_child_that_cannot_start_ends_everything_with_its_reason(runs) -> None:
+    """It said no before it was ready even once, and would say so again: one try, one sentence, exit code 1."""
+    run = runs(("gateway", OBEDIENT), ("applianced", "import sys; print('ERROR no way'); print(); sys.exit(7)"))
     said = run.rest()
     assert run.process.returncode == 1
-    assert said.count("no way") == 6
-    assert "applianced ended 6 times right after its start (exit code 7); giving up" in said
+    assert "applianced cannot start (exit code 7): no way\n" in said
+    assert said.count("no way") == 2
+    assert "gateway has ended" in said
+
+
+def test_a_child_that_was_ready_is_tried_again_and_given_up_with_its_last_words(runs) -> None:
+    """A growing wait, then everything ends with exit code 1."""
+    run = runs(("gateway", OBEDIENT), ("applianced", f"{TELL}import sys; tell(b'READY=1'); print('no way'); sys.exit(7)"))
+    said = run.rest()
+    assert run.process.returncode == 1
+    assert said.count("  no way") == 6
+    assert "applianced ended 6 times right after its start (exit code 7); giving up: no way" in said
     assert "gateway has ended (exit code 0)" in said
+
+
+def test_a_child_that_was_stopped_goes_on(runs) -> None:
+    """SIGSTOP: noticed, said, and taken back, so that nobody loses an answer over it; it is the same process afterwards."""
+    run = runs(("gateway", LIVELY), ("applianced", LIVELY), silence_s=1.0)
+    pids = {match[1]: int(match[2]) for match in (run.until(r"(\w+) +up (\d+)") for _ in range(2))}
+    os.kill(pids["gateway"], signal.SIGSTOP)
+    began_s = time.monotonic()
+    run.until(r"gateway was stopped by a signal and has been silent for 1\.\d s: letting it go on")
+    assert time.monotonic() - began_s < 10
+    os.kill(pids["applianced"], signal.SIGSTOP)
+    run.until(r"applianced was stopped by a signal")
+    assert all(map(_alive, pids.values())), run.seen
+    run.process.send_signal(signal.SIGTERM)
+    assert "killing it" not in run.rest()
+    assert run.process.returncode == 0
+
+
+def test_a_child_whose_loop_is_blocked_is_killed_and_started_again(runs) -> None:
+    """It runs and says nothing; being asked to go on would not help."""
+    blocked = f"{BLOCK}{TELL}import time\nprint('up', os.getpid(), flush=True)\ntell(b'READY=1')\nwhile True: time.sleep(60)\n"
+    run = runs(("gateway", LIVELY), ("applianced", blocked), silence_s=1.0)
+    first = int(run.until(r"applianced +up (\d+)")[1])
+    run.until(r"applianced has given no sign of life for 1\.\d s: killing it, to start it again")
+    run.until(r"applianced ended \(killed by SIGKILL\); starting it again")
+    assert int(run.until(r"applianced +up (\d+)")[1]) != first
+
+
+def test_nobody_speaks_for_a_child(runs, tmp_path: Path) -> None:
+    """A message counts by who has sent it: a stranger's READY=1 makes nothing ready."""
+    run = runs(("gateway", OBEDIENT), ("applianced", _publisher(tmp_path, ready=False)))
+    run.until(r" +up ")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.connect(str(tmp_path / "notify.sock"))
+        stranger.send(b"READY=1")
+    run.until(r"published")
+    run.process.send_signal(signal.SIGTERM)
+    assert "\nlife " not in run.rest()
 
 
 def test_a_child_that_does_not_end_is_killed_at_its_deadline(runs) -> None:
@@ -235,11 +308,13 @@ def _cpu_ticks(pid: int) -> int:
     return int(columns[11]) + int(columns[12])
 
 
-def test_publications_reach_the_terminal_over_restarts_of_applianced(runs, tmp_path: Path) -> None:
-    """The feed connects when the socket appears and again when it was lost."""
-    serve = textwrap.dedent(
+def _publisher(tmp_path: Path, *, ready: bool) -> str:
+    """An applianced that publishes, and says that it is ready, or not."""
+    if len(str(tmp_path / "control.sock")) > 107:
+        pytest.fail("the temporary folder's path is too long for a socket: set TMPDIR")
+    return TELL + textwrap.dedent(
         f"""
-        import asyncio, os, signal
+        import asyncio, signal
         from pathlib import Path
         from appliance.control.server import ControlServer, PublicationBoard
         from appliance.core.publication import Publication
@@ -248,14 +323,21 @@ def test_publications_reach_the_terminal_over_restarts_of_applianced(runs, tmp_p
         async def main():
             board = PublicationBoard(Publication(EngineState.STARTING, 1, None, None, f"life {{os.getpid()}}", 1.0))
             await ControlServer(Path({str(tmp_path)!r}) / "control.sock", {{}}, board).start()
+            if {ready}:
+                tell(b"READY=1")
+            print("up", flush=True)
+            await asyncio.sleep(0.5)
+            print("published", flush=True)
             await asyncio.Event().wait()
 
         asyncio.run(main())
         """
     )
-    if len(str(tmp_path / "control.sock")) > 107:
-        pytest.fail("the temporary folder's path is too long for a socket: set TMPDIR")
-    run = runs(("gateway", OBEDIENT), ("applianced", serve))
+
+
+def test_publications_reach_the_terminal_over_restarts_of_applianced(runs, tmp_path: Path) -> None:
+    """The feed connects when the socket appears and again when it was lost; what it tells counts once both children are ready."""
+    run = runs(("gateway", LIVELY), ("applianced", _publisher(tmp_path, ready=True)))
     first = int(run.until(r"^life (\d+)")[1])
     os.kill(first, signal.SIGKILL)
     assert int(run.until(r"^life (\d+)")[1]) != first
