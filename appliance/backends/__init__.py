@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.backends.protocol import Backend, ProofRequest
+from appliance.backends.protocol import OWN_VOICE, Backend, Counters, ProofRequest, Voice, WorstPrompt
 from appliance.backends.registry import backend_of
 
-__all__ = ["Backend", "ProofRequest", "backend_of"]
+__all__ = ["OWN_VOICE", "Backend", "Counters", "ProofRequest", "Voice", "WorstPrompt", "backend_of"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from appliance.backends.environment import engine_environment
+from appliance.backends.loopback import free_port
 from appliance.backends.native import PROOF, served_name
-from appliance.backends.protocol import ProofRequest, configured_rung
+from appliance.backends.protocol import OWN_VOICE, ProofRequest, WorstPrompt, configured_rung, plain_ids
 from appliance.config.schema import Config
 from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
@@ -27,6 +27,7 @@ class CustomBackend:
     name = "custom"
     version = ""
     uses_gpu = True
+    voice = OWN_VOICE
 
     def first_rung(self, config: Config) -> Rung:
         """As configured."""
@@ -40,7 +41,7 @@ class CustomBackend:
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """The command with its {words} filled in."""
         uses_port = any("{port}" in word for word in config.engine.command)
-        endpoint = Endpoint(port=_free_port()) if uses_port else Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
+        endpoint = Endpoint(port=free_port()) if uses_port else Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
         values = {
             "{socket}": endpoint.socket_path or "",
             "{port}": str(endpoint.port),
@@ -69,6 +70,15 @@ class CustomBackend:
             PROOF,
         )
 
+    def worst_prompt(self, config: Config, limits: EngineLimits) -> WorstPrompt | None:
+        """SGLang, vLLM and llama.cpp take a prompt as token ids; an engine that does not cannot be proved."""
+        tokens = limits.context_length_tokens - 8  # SGLang keeps six of them for itself
+        if tokens < 1:
+            return None
+        name = {"model": config.model.name} if config.model.name else {}
+        body = {**name, "prompt": plain_ids(tokens), "max_tokens": 1, "temperature": 0}
+        return WorstPrompt(ProofRequest("/v1/completions", body, _has_choices), tokens)
+
     def limits(self, config: Config, rung: Rung) -> EngineLimits:
         """As configured."""
         return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0)
@@ -83,11 +93,3 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
 
 def _has_choices(answer: Mapping[str, Any]) -> bool:
     return bool(answer.get("choices"))
-
-
-def _free_port() -> int:
-    """One that was free a moment ago. Should somebody take it first, the start fails as port_in_use and the next try gets another."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

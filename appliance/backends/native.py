@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.backends.environment import engine_environment
-from appliance.backends.protocol import ProofRequest, configured_rung
+from appliance.backends.protocol import OWN_VOICE, ProofRequest, WorstPrompt, configured_rung, plain_ids
 from appliance.config.runtimes import launch_python
 from appliance.config.schema import Config
 from appliance.core.errors import ConfigError, ModelError
@@ -32,6 +32,7 @@ class NativeBackend:
 
     name = "native"
     uses_gpu = False
+    voice = OWN_VOICE
 
     @property
     def version(self) -> str:
@@ -52,8 +53,8 @@ class NativeBackend:
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """Raises ModelError, and ConfigError where there is no engine or not the memory for what is configured."""
         model = _checked_model(config)
-        engine = config.engine
         _check_pool(config.engine.kv_pool_bytes, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        engine = config.engine
         python = launch_python(engine.python)
         if python is None:
             raise ConfigError("the built-in engine is not set up on this machine", hint="make its environment: appliancectl setup")
@@ -98,6 +99,14 @@ class NativeBackend:
         """Two greedy tokens."""
         return (PROOF,)
 
+    def worst_prompt(self, config: Config, limits: EngineLimits) -> WorstPrompt | None:
+        """The whole context but for one token of answer, or all of the prompts' part of the KV cache."""
+        tokens = min(limits.context_length_tokens - 1, limits.max_prompt_tokens or limits.context_length_tokens)
+        if tokens < 1:
+            return None
+        body = {"input_ids": plain_ids(tokens), "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+        return WorstPrompt(ProofRequest(PROOF.path, body, PROOF.accepts), tokens, config.engine.kv_pool_bytes)
+
     def limits(self, config: Config, rung: Rung) -> EngineLimits:
         """The engine always says."""
         return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0)
@@ -124,6 +133,14 @@ def _checked_model(config: Config) -> Path:
     return folder.resolve()
 
 
+def _check_pool(pool_bytes: int, memory_bytes: int) -> None:
+    """What no start can get is not tried: it would fill a machine's memory before it fails."""
+    if pool_bytes >= memory_bytes:
+        pool, memory = format_bytes(pool_bytes), format_bytes(memory_bytes)
+        what = f"engine.kv_pool_bytes = {pool} is more than the {memory} of memory that this machine has"
+        raise ConfigError(what, hint=f"lower engine.kv_pool_bytes in appliance.toml, well below {memory}")
+
+
 def _stamp(folder: Path) -> str:
     """Changes whenever a file is replaced or written."""
     facts = []
@@ -132,14 +149,6 @@ def _stamp(folder: Path) -> str:
             status = file.stat()
             facts.append(f"{file.name} {status.st_ino} {status.st_size} {status.st_mtime_ns}")
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
-
-def _check_pool(pool_bytes: int, memory_bytes: int) -> None:
-    """What no start can get is not tried: it would fill a machine's memory before it fails."""
-    if pool_bytes >= memory_bytes:
-        pool, memory = format_bytes(pool_bytes), format_bytes(memory_bytes)
-        what = f"engine.kv_pool_bytes = {pool} is more than the {memory} of memory that this machine has"
-        raise ConfigError(what, hint=f"lower engine.kv_pool_bytes in appliance.toml, well below {memory}")
-
 
 
 def _configured_context(config: Config) -> int:

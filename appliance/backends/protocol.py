@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +23,90 @@ class ProofRequest:
     accepts: Callable[[Mapping[str, Any]], bool]
 
 
-def configured_rung(config: Config, context_length_tokens: int, kv_dtype: str) -> Rung:
-    """Rung 0, for engines whose settings are those of the configuration. A context of 0 is one that nobody knows."""
+@dataclass(frozen=True, slots=True)
+class WorstPrompt:
+    """The longest prompt that a running engine promises to take.
+
+    Attributes:
+        tokens: its length.
+        pool_bytes: of a KV cache whose memory is taken page by page, as prompts write it; 0: it was taken at the start.
+    """
+
+    request: ProofRequest
+    tokens: int
+    pool_bytes: int = 0
+
+
+def plain_ids(count: int) -> list[int]:
+    """So many token ids that every vocabulary has. What they say does not matter: a prefill computes the same."""
+    return [3 + position % 29 for position in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What an engine says of itself in an answered probe; 0 where it does not."""
+
+    progress: int | None = None
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    block_violations: int = 0
+    counts_requests: bool = False
+    """It says how many requests run; else nobody knows whether it is idle."""
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Counters:
+        """From the body of the built-in engine's /health."""
+        known = {name: count_in(body, name) or 0 for name in ("running", "waiting", "kv_blocks_used", "block_violations")}
+        return cls(count_in(body, "progress"), **known, counts_requests=count_in(body, "running") is not None)
+
+
+def count_in(body: Mapping[str, Any], name: str) -> int | None:
+    """A whole number of that name; None where it is missing or something else."""
+    value = body.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """An answer's body as a JSON object; empty where it is none."""
+    with contextlib.suppress(ValueError):
+        document = json.loads(body)
+        return document if isinstance(document, dict) else {}
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """How an engine that is ready says how it is. (That it is ready, it says by 200 on LaunchSpec.probe_path.)
+
+    Attributes:
+        pulse_path: what is asked from then on; it must cost the engine nothing and its clients no time.
+        counters: what the answer's body says.
+        limits_path: what is asked once; empty: the answer to the probe has said it.
+        limits: that answer's body, and what we assume → what it takes. None: `limits` in the body is an EngineLimits.
+    """
+
+    pulse_path: str
+    counters: Callable[[bytes], Counters]
+    limits_path: str = ""
+    limits: Callable[[bytes, EngineLimits], EngineLimits] | None = None
+
+
+OWN_VOICE = Voice("/health", lambda body: Counters.of(json_object(body)))
+"""The built-in engine's (docs/structures.md, "The engine's HTTP")."""
+
+
+def configured_rung(config: Config, context_length_tokens: int, kv_dtype: str, chunk_tokens: int = 256) -> Rung:
+    """Rung 0, for engines whose settings are those of the configuration. A context of 0 is one that nobody knows.
+
+    Args:
+        chunk_tokens: what suits the engine, where the owner says nothing.
+    """
     return Rung(
         index=0,
         mem_fraction=config.budget.mem_fraction,
         context_length_tokens=context_length_tokens,
-        prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
+        prefill_chunk_tokens=config.engine.prefill_chunk_tokens or chunk_tokens,
         max_running=config.engine.max_running,
         kv_dtype=kv_dtype,
     )
@@ -48,6 +127,10 @@ class Backend(Protocol):
     def uses_gpu(self) -> bool:
         """Whether it computes on a card where there is one: then the card is waited for, and its loss is the engine's."""
 
+    @property
+    def voice(self) -> Voice:
+        """How it is asked for its counters and its limits."""
+
     def first_rung(self, config: Config) -> Rung:
         """What the owner configured; the supervisor's ladder goes down from it."""
 
@@ -59,10 +142,14 @@ class Backend(Protocol):
 
         Raises:
             ModelError: the model folder is missing or half-written: there is nothing to start.
+            ConfigError: there is no engine to start it with.
         """
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:
         """Tried in order until one is not 404."""
+
+    def worst_prompt(self, config: Config, limits: EngineLimits) -> WorstPrompt | None:
+        """For a proof run of an engine that said these limits; None where it did not say how long a prompt may be."""
 
     def limits(self, config: Config, rung: Rung) -> EngineLimits:
         """What we assume where the engine does not say."""

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from appliance.backends import installed
 from appliance.backends.custom import CustomBackend
+from appliance.backends.llamacpp import LlamacppBackend
 from appliance.backends.native import NativeBackend
 from appliance.backends.protocol import Backend
+from appliance.backends.sglang import SglangBackend
+from appliance.backends.vllm import VllmBackend
 from appliance.config.schema import Config
 
 
 def backend_of(config: Config) -> Backend:
     """The configured one; the schema allows no other word."""
-    backends: dict[str, Backend] = {backend.name: backend for backend in (NativeBackend(), CustomBackend())}
-    return backends[config.engine.backend]
+    engine = config.engine
+    match engine.backend:
+        case "native":
+            return NativeBackend()
+        case "sglang":
+            return SglangBackend(engine.version or installed.installed_version(engine.python, "sglang"))
+        case "vllm":
+            return VllmBackend(engine.version or installed.installed_version(engine.python, "vllm"))
+        case "llamacpp":
+            return LlamacppBackend(engine.version)
+    return CustomBackend()

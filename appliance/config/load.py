@@ -210,6 +210,11 @@ def _contradictions(config: Config) -> Sequence[str]:
         found.append('engine.backend = "custom" needs engine.command; write the argument list that starts your engine')
     elif config.engine.backend == "custom" and not any(word in part for part in config.engine.command for word in ("{socket}", "{port}")):
         found.append("engine.command has neither {socket} nor {port}; put one where your engine takes its address, so that we know it")
+    if 0 < config.engine.prefill_chunk_tokens < 16:
+        found.append(f"engine.prefill_chunk_tokens = {config.engine.prefill_chunk_tokens} is below the minimum of 16; 0 lets us choose")
+    for variable in config.engine.environment:
+        if not variable.partition("=")[0].isidentifier() or "=" not in variable:
+            found.append(f'engine.environment: {variable!r} is no variable; write "NAME=VALUE"')
     if config.engine.backend != "custom" and config.engine.command:
         found.append(f'engine.command is set and engine.backend is "{config.engine.backend}"; set engine.backend = "custom" or remove it')
     return found

@@ -55,8 +55,9 @@ class EngineTable:
 
     backend: str = key(
         "native",
-        "Which engine runs the model: native is the built-in one; custom is the one that engine.command starts.",
-        choices=("native", "custom"),
+        "Which engine runs the model (docs/engines.md): native is the built-in one; sglang and vllm run in the environment of "
+        "engine.python; llamacpp is engine.program; custom is the one that engine.command starts.",
+        choices=("native", "sglang", "vllm", "llamacpp", "custom"),
     )
     command: tuple[str, ...] = key(
         (),
@@ -69,14 +70,40 @@ class EngineTable:
         "Python interpreter of the engine's environment; empty: that of the runtime that `appliancectl setup` has made, else the one "
         "that runs applianced.",
     )
+    program: str = key("", "Path of llama-server (backend llamacpp); empty: the one in PATH.")
+    version: str = key(
+        "",
+        "Version of SGLang, vLLM or llama.cpp whose options are used, such as 0.5.17; empty: the one that is installed, else the newest "
+        "that we know.",
+    )
+    tensor_parallel: int = key(1, "Cards that share one model (SGLang, vLLM, llama.cpp).", minimum=1, maximum=64)
     threads: int = key(0, "CPU threads of the built-in engine; 0: one a core.", minimum=0, maximum=1024)
     context_length_tokens: int = key(0, "Longest prompt plus answer; 0: the model's own limit, cut to the KV pool.", minimum=0)
-    prefill_chunk_tokens: int = key(256, "Tokens of one prefill step; the activation peak grows with it.", minimum=16, maximum=65536)
+    prefill_chunk_tokens: int = key(
+        0,
+        "Tokens of one prefill step; the activation peak grows with it. 0: what suits the engine (256 of the built-in one, 512 of "
+        "llama.cpp, 2048 of SGLang and vLLM); else at least 16.",
+        minimum=0,
+        maximum=65536,
+    )
     max_running: int = key(8, "Sequences decoded together.", minimum=1, maximum=4096)
     block_tokens: int = key(16, "Tokens of one KV block.", minimum=1, maximum=1024)
     kv_pool_bytes: int = key(512 * 1024**2, "Size of the KV cache of the built-in engine.", unit="bytes", minimum=1024**2)
+    kv_dtype: str = key("auto", 'Of the KV cache of SGLang, vLLM and llama.cpp, such as "fp8_e4m3" or "bfloat16"; auto: that of the model.')
+    draft_tokens: int = key(0, "Tokens drafted at each step by the model's own drafter (SGLang, vLLM); 0: none.", minimum=0, maximum=64)
+    state_slots: int = key(
+        0, "Slots of linear-attention state (SGLang); 0: three for each of max_running where the model has such layers.", minimum=0
+    )
+    state_dtype: str = key(
+        "",
+        "Of the linear-attention state (SGLang, vLLM); empty: bfloat16 with SGLang, that of the model with vLLM.",
+        choices=("", "float32", "bfloat16", "float16"),
+    )
+    prefix_cache: bool = key(True, "Prompts that begin alike share that part (SGLang, vLLM).")
+    language_only: bool = key(False, "Leave the vision tower of a model unloaded (SGLang, vLLM).")
     prefill_fraction: float = key(0.6, "Share of the KV cache that holds prompts; the rest holds answers.", minimum=0.05, maximum=0.95)
-    extra_args: tuple[str, ...] = key((), "Arguments appended to the engine's command line.")
+    extra_args: tuple[str, ...] = key((), "Arguments appended to the engine's command line; those that the appliance sets are refused.")
+    environment: tuple[str, ...] = key((), 'Variables for SGLang, vLLM and llama.cpp, each "NAME=VALUE"; they win over ours.')
     warm_spare: bool = key(
         True,
         "Keep a second process of the built-in engine loaded and idle, to take over when the engine dies: the pause is under a second "
@@ -289,6 +316,13 @@ class LadderTable:
     """[ladder] safer settings after a crash."""
 
     climb_after_s: float = key(0.0, "After so long without a crash, go one rung back up; 0: never by itself.", unit="s", minimum=0)
+    prove: str = key(
+        "change",
+        "When the longest prompt that a rung promises to take is run through the engine while its memory is measured (docs/budget.md): "
+        "change: before clients are served, where the rung, the model or the engine's version is new; always: at each start; idle: once "
+        "nobody asks for anything; off: never. A rung that leaves too little memory is left for the next one.",
+        choices=("change", "always", "idle", "off"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

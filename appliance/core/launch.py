@@ -70,6 +70,7 @@ class LaunchSpec:
         engine: the backend's name, such as "native".
         rung: the setting the argv expresses.
         spare: what could become this life by being told argv; None: it can only be started.
+        notes: what the owner should know of this command line; a sentence each, logged at the start.
     """
 
     argv: tuple[str, ...]
@@ -82,6 +83,7 @@ class LaunchSpec:
     engine: str
     rung: Rung
     spare: SpareSpec | None = None
+    notes: tuple[str, ...] = ()
 
 
 class ContinuesBy(enum.StrEnum):

@@ -292,6 +292,7 @@ class Supervisor:
             supervisor.start_stall_s,
             supervisor.canary_s,
             self.backend.proof(self.config),
+            self.backend.voice,
         )
         ring = LogRing(self.config.diagnosis.log_ring_lines)
         limits_told = self.backend.limits(self.config, effect.spec.rung)

@@ -86,6 +86,8 @@ class EngineLife:
     ) -> None:
         """Spawn and watch, or let the spare become it. Posts SpawnFailed when there is nothing to watch."""
         self._group, self._ring, self._probes, self._fallback = group, ring, probes, fallback
+        for note in self.spec.notes:
+            log.warning(note, generation=self.generation)
         if spare is None:
             self._spawn(ring)
         else:

@@ -7,9 +7,9 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from appliance.backends import ProofRequest
+from appliance.backends import OWN_VOICE, ProofRequest, Voice
+from appliance.backends import Counters as Counters
 from appliance.control.codec import CodecError, limits_from_json
 from appliance.core.launch import EngineLimits, LaunchSpec
 from appliance.supervisor import hang
@@ -37,25 +37,7 @@ class ProbeSettings:
     canary_s: float = 0.0
     """An engine that was idle for so long is asked for a token; 0: never."""
     canary: tuple[ProofRequest, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What an engine says of itself in an answered probe; 0 where it does not."""
-
-    progress: int | None = None
-    running: int = 0
-    waiting: int = 0
-    kv_blocks_used: int = 0
-    block_violations: int = 0
-    counts_requests: bool = False
-    """It says how many requests run; else nobody knows whether it is idle."""
-
-    @classmethod
-    def of(cls, body: dict[str, Any]) -> Counters:
-        """From the body of /health."""
-        known = {name: _count(body, name) or 0 for name in ("running", "waiting", "kv_blocks_used", "block_violations")}
-        return cls(_count(body, "progress"), **known, counts_requests=_count(body, "running") is not None)
+    voice: Voice = OWN_VOICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +111,32 @@ class Prober:
             except NoAnswer:
                 answer = None
             if answer is not None and answer.status == 200:
-                self._to.ready(limits_of(answer, self._fallback))
+                self._to.ready(await self._limits_said(answer))
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.05, READY_POLL_MAX_S)
+
+    async def _limits_said(self, ready: Answer) -> EngineLimits:
+        voice = self._settings.voice
+        if voice.limits is None:
+            return limits_of(ready, self._fallback)
+        try:
+            answer = await exchange(self._spec.endpoint, voice.limits_path, self._settings.timeout_s)
+        except NoAnswer:
+            return self._fallback
+        return voice.limits(answer.body, self._fallback) if answer.status == 200 else self._fallback
 
     async def _look(self, watch: hang.Watch) -> tuple[hang.Watch, hang.Hang | None]:
         asked_s = time.monotonic()
         limits = self._limits(asked_s)
         patience_s = hang.patience_s(watch, asked_s, limits, self._settings.timeout_s)
         try:
-            answer = await self._ask(patience_s)
+            answer = await exchange(self._spec.endpoint, self._settings.voice.pulse_path, patience_s)
             problem = "" if answer.status == 200 else f"status {answer.status}"
         except NoAnswer as error:
             answer, problem = Answer(0, b""), str(error)
-        now_s, cpu_s, body = time.monotonic(), self._cpu_s(), answer.json()
-        counters = Counters.of(body)
-        if answer.status == 503 and body.get("status") == "draining":
+        now_s, cpu_s, counters = time.monotonic(), self._cpu_s(), self._settings.voice.counters(answer.body)
+        if answer.status == 503 and answer.json().get("status") == "draining":
             self._tell_ending(counters.running)
         elif problem and now_s - asked_s > patience_s + LATE_S:
             return watch, None  # it was we who were kept from reading its answer
@@ -208,8 +199,3 @@ def limits_of(answer: Answer, fallback: EngineLimits) -> EngineLimits:
         return limits_from_json(answer.json().get("limits"))
     except CodecError:
         return fallback
-
-
-def _count(counters: dict[str, Any], name: str) -> int | None:
-    value = counters.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

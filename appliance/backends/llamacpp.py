@@ -1,0 +1,155 @@
+"""llama.cpp's llama-server with a GGUF file, on a unix socket. Read and run at b10434.
+
+Its own warm-up is left out: it takes seconds, and our proof warms it up as well. Verbosity 4 tells what its memory is made of; prompts
+begin at 5. Its cache of old prompts in host memory (8 GiB, if nothing is said) is off: nobody has planned for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from appliance.backends.model_folder import named_path
+from appliance.backends.native import served_name
+from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, configured_rung, count_in, json_object, plain_ids
+from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, version_in_use, words_of
+from appliance.config.schema import Config
+from appliance.core.errors import ConfigError, ModelError
+from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
+from appliance.core.plan import Rung
+
+CHUNK_TOKENS = 512
+_MAGIC = b"GGUF"
+_SAMPLE = r"^llamacpp:{} (\S+)$"
+_FIGURES = {
+    name: re.compile(_SAMPLE.format(name).encode(), re.MULTILINE) for name in ("n_decode_total", "requests_processing", "requests_deferred")
+}
+
+
+class LlamacppBackend:
+    """See Backend. It takes a card where its build can use one, and the CPU else."""
+
+    name = "llamacpp"
+    uses_gpu = True
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    @property
+    def voice(self) -> Voice:
+        """/metrics is answered between two batches: it counts them, and waits for no more than one."""
+        return Voice("/metrics", counters_of, "/props", limits_of)
+
+    def first_rung(self, config: Config) -> Rung:
+        """As configured. A context of 0 is that of the file, which the engine reads."""
+        return configured_rung(config, config.engine.context_length_tokens, config.engine.kv_dtype, CHUNK_TOKENS)
+
+    def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
+        """Its options and variables."""
+        words = words_of(config, rung, version_in_use(config, ""))
+        return (words.arguments, tuple(words.environment.items()))
+
+    def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
+        """Raises ModelError and ConfigError."""
+        program, model = _program(config), _checked_file(config)
+        version = version_in_use(config, "")
+        notes = judged_extra_args(config, version)
+        words = words_of(config, rung, version)
+        endpoint = Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
+        threads = str(config.engine.threads or len(os.sched_getaffinity(0)))
+        argv = (
+            program,
+            "--model", str(model),
+            "--alias", served_name(config),
+            "--host", str(endpoint.socket_path),
+            "--threads", threads,
+            "--threads-http", str(max(4, rung.max_running + 3)),
+            "--metrics",
+            "--no-webui",
+            "--cache-ram", "0",
+            "--no-warmup",
+            "--verbosity", "4",
+            *words.arguments,
+            *config.engine.extra_args,
+        )  # fmt: skip
+        return LaunchSpec(
+            argv=argv,
+            env=environment_of(config, words, OFFLINE, str(Path(program).parent)),
+            cwd=str(run_dir),
+            endpoint=endpoint,
+            probe_path="/health",
+            start_deadline_s=config.supervisor.start_deadline_s,
+            stop_deadline_s=config.supervisor.stop_deadline_s,
+            engine=self.name,
+            rung=rung,
+            notes=notes,
+        )
+
+    def proof(self, config: Config) -> tuple[ProofRequest, ...]:
+        """One greedy token."""
+        return (_completion(config, "The"),)
+
+    def worst_prompt(self, config: Config, limits: EngineLimits) -> WorstPrompt | None:
+        """The whole context but for one token of answer."""
+        tokens = limits.context_length_tokens - 1
+        return WorstPrompt(_completion(config, plain_ids(tokens)), tokens) if tokens >= 1 else None
+
+    def limits(self, config: Config, rung: Rung) -> EngineLimits:
+        """Of the rung; the engine says more."""
+        return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0, continues_by=ContinuesBy.MESSAGE)
+
+
+def counters_of(body: bytes) -> Counters:
+    """Of /metrics: each llama_decode is a batch."""
+    found = {name: pattern.search(body) for name, pattern in _FIGURES.items()}
+    figures = {name: int(float(match[1])) for name, match in found.items() if match is not None}
+    if "requests_processing" not in figures:
+        return Counters()
+    return Counters(
+        figures.get("n_decode_total"), figures["requests_processing"], figures.get("requests_deferred", 0), counts_requests=True
+    )
+
+
+def limits_of(body: bytes, assumed: EngineLimits) -> EngineLimits:
+    """Of /props: slots, and the context of one. All share one cache of that size (--kv-unified)."""
+    said = json_object(body)
+    defaults = said.get("default_generation_settings")
+    context = (count_in(defaults, "n_ctx") if isinstance(defaults, dict) else None) or assumed.context_length_tokens
+    running = count_in(said, "total_slots") or assumed.max_running
+    return EngineLimits(assumed.model_id, context, running, context, continues_by=assumed.continues_by)
+
+
+def _program(config: Config) -> str:
+    named = config.engine.program
+    program = shutil.which(named or "llama-server")
+    if program is None:
+        what = f"engine.program = {named!r} is no program" if named else "there is no llama-server in PATH and engine.program is not set"
+        raise ConfigError(what, hint="set engine.program to the path of llama-server")
+    return str(Path(program).absolute())
+
+
+def _checked_file(config: Config) -> Path:
+    """The GGUF file that is named, or the only one, or the first of a split one, in the folder that is. Raises ModelError."""
+    path = named_path(config)
+    there = [path] if path.is_file() else sorted(path.glob("*.gguf"))
+    files = there if len(there) == 1 else [file for file in there if re.search(r"-0*1-of-\d+\.gguf$", file.name)]
+    if len(files) != 1:
+        raise ModelError(f"{path} holds {'several' if there else 'no'} GGUF files", hint="name one in model.path")
+    with files[0].open("rb") as stream:
+        start = stream.read(4)
+    if start != _MAGIC:
+        raise ModelError(f"{files[0]} is no GGUF file: it begins with {start!r}", hint="download it again, or convert it")
+    return files[0].resolve()
+
+
+def _completion(config: Config, prompt: object) -> ProofRequest:
+    body = {"model": served_name(config), "prompt": prompt, "max_tokens": 1, "temperature": 0, "cache_prompt": False}
+    return ProofRequest("/v1/completions", body, _has_choices)
+
+
+def _has_choices(answer: Mapping[str, Any]) -> bool:
+    return bool(answer.get("choices"))

