@@ -127,6 +127,7 @@ def _object_after(data: bytes) -> dict[str, Any] | None:
 
 def _usage_of(found: dict[str, Any]) -> Usage | None:
     prompt = _count(found, "prompt_tokens", "input_tokens")
+    prompt += _count(found, "cache_read_input_tokens") + _count(found, "cache_creation_input_tokens")  # Anthropic counts them apart
     answer = _count(found, "completion_tokens", "output_tokens")
     details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
     cached = _count(details if isinstance(details, dict) else found, "cached_tokens", "cache_read_input_tokens")

@@ -65,6 +65,7 @@ class App:
         client = Client(send, connection, legal_request_id(scope["headers"]) or new_request_id())
         task = connection.task = asyncio.current_task()
         assert task is not None
+        connection.nudge = client.nudge
         try:
             await self._serve(scope, receive, client)
         except asyncio.CancelledError:
@@ -73,7 +74,7 @@ class App:
             task.uncancel()
             await self._end_cancelled(scope["path"], client)
         finally:
-            connection.task = None
+            connection.task = connection.nudge = None
             self._metrics.requests[client.label, CLIENT_LEFT if connection.gone else client.outcome] += 1
 
     async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, client: Client) -> None:

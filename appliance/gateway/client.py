@@ -36,6 +36,7 @@ class Client:
     __slots__ = (
         "_comment",
         "_commenting",
+        "_http_version",
         "_loop",
         "_send",
         "_timer",
@@ -53,6 +54,7 @@ class Client:
     def __init__(self, send: Send, connection: ClientConnection, request_id: str) -> None:
         self._send = send
         self._loop = connection.loop
+        self._http_version = connection.scope["http_version"]
         self.connection = connection
         self.request_id = request_id
         self._timer: asyncio.TimerHandle | None = None
@@ -128,6 +130,16 @@ class Client:
         if comment != self._comment and self.events and self._timer is not None:
             self._write_comment()
         self._comment = comment
+
+    def nudge(self) -> bool:
+        """Write what a client that is there passes over. False where nothing can be written now: it is no stream."""
+        if not self.status and self._http_version != "1.0":
+            self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # RFC 9110, 15.2: to be expected at any time
+        elif self.events or (not self.status and self._timer is not None):
+            self._write_comment()
+        else:
+            return False
+        return True
 
     def _check_silence(self) -> None:
         silent_s = self._loop.time() - self._wrote_s

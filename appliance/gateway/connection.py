@@ -12,30 +12,33 @@ import asyncio
 import contextlib
 import inspect
 import socket
-import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from uvicorn import Config as UvicornConfig
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from appliance.gateway.envelope import Refused
+from appliance.gateway.peers import is_reset, probe_when_silent, unheard_s
 
 EXTENSION = "appliance.connection"
 """Key in the scope's extensions under which the app finds its ClientConnection."""
 HEAD_MAX_BYTES = 64 * 1024
 BODY_MIN_BYTES_PER_S = 1024
 """A body that comes slower than this, after its first `header_timeout_s`, is cut off."""
-SEND_BUFFER_BYTES = 128 * 1024
-"""Of the kernel, a connection: with its default of 4 MiB a client that reads nothing looks like a reader for minutes."""
 KEEP_ALIVE_S = 75
 LINGER_S = 1.0
-"""How long we go on reading after a refusal: closing with unread bytes resets the connection, and the client never reads it."""
+"""How long a refused body may pause while we go on reading it: closing with unread bytes resets the connection, and the
+client never reads the refusal."""
+LINGER_MAX_S = 30.0
+"""However steadily it comes."""
 FRESH_GRACE_S = 1.0
 """On a drain, how long a connection that has not asked anything yet may still begin: its request may be on the wire."""
-_TCP_INFO = struct.Struct("=24xI28xI")
-"""struct tcp_info of linux/tcp.h as far as tcpi_last_ack_recv, of which we take tcpi_unacked and that."""
+LOOK_FIRST_S = 0.001
+LOOK_MAX_S = 0.3
+"""When to look whether a peer that has closed its side has reset the connection: a round trip after we wrote; then every tick."""
 _TAKES_APP_STATE = "app_state" in inspect.signature(HttpToolsProtocol.__init__).parameters
 """uvicorn before 0.19 has none."""
 
@@ -71,6 +74,8 @@ class ClientConnection(HttpToolsProtocol):
         self.task: asyncio.Task[Any] | None = None
         """The task that serves the request under way; set and cleared by the app."""
         self.gone = False
+        self.nudge: Callable[[], bool] | None = None
+        """Set by the app with `task`: write what means nothing to a client that is there. False: nothing can be written now."""
         self.interruption: Refused | None = None
         """Why the task was cancelled, when it was not because the client left."""
         self._head_due_s: float | None = None
@@ -83,6 +88,8 @@ class ClientConnection(HttpToolsProtocol):
         self._deaf = False
         self._accepted: socket.socket | None = None
         self._linger_due_s: float | None = None
+        self._linger_end_s = 0.0
+        self._half_closed = False
 
     # the app's side
 
@@ -117,9 +124,11 @@ class ClientConnection(HttpToolsProtocol):
 
     def check(self, now_s: float) -> None:
         """Act on what is overdue."""
-        if self._accepted is not None and self.task is not None and _unheard_s(self._accepted) > self.policy.silent_peer_s:
+        if self._accepted is not None and self.task is not None and unheard_s(self._accepted) > self.policy.silent_peer_s:
             self.policy.count("silent_peer")
             self.transport.abort()
+        elif self._half_closed:
+            self._look_for_reset(LOOK_MAX_S)
         elif self._linger_due_s is not None:
             if now_s > self._linger_due_s:
                 self.transport.abort()
@@ -157,7 +166,7 @@ class ClientConnection(HttpToolsProtocol):
         if accepted.family in (socket.AF_INET, socket.AF_INET6):
             self._accepted = accepted
             with contextlib.suppress(OSError):  # already reset by the peer
-                _probe_when_silent(accepted, self.policy.silent_peer_s)
+                probe_when_silent(accepted, self.policy.silent_peer_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
@@ -170,6 +179,8 @@ class ClientConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""
         if self._deaf:
+            if self._linger_due_s is not None:
+                self._linger_due_s = min(self.loop.time() + LINGER_S, self._linger_end_s)
             return
         if self._head_due_s is None and not self._in_message and (self.cycle is None or self.cycle.response_complete):
             self._head_due_s = self.loop.time() + self.policy.header_timeout_s
@@ -178,6 +189,20 @@ class ClientConnection(HttpToolsProtocol):
         if self._head_due_s is not None and self._head_bytes > HEAD_MAX_BYTES and not self._deaf:
             self.policy.count("long_head")
             self._refuse(Refused(431, "headers_too_large", f"the request's head exceeds {HEAD_MAX_BYTES} bytes", hint="send fewer headers"))
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Called by asyncio: the peer sends no more. True: it may still be read from.
+
+        One that has left looks like one that waits for its answer (`nc -N`). But where nobody is left, the peer's kernel
+        answers whatever we write with a reset.
+        """
+        answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if not answering or self._accepted is None or self.scheme == "https" or self.nudge is None or not self.nudge():
+            return None
+        self._half_closed = True
+        self.cycle.keep_alive = False
+        self._look_for_reset(LOOK_FIRST_S)
+        return True
 
     def pause_writing(self) -> None:
         """Called by asyncio."""
@@ -204,7 +229,9 @@ class ClientConnection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":  # for which the cycle writes no body
-            self.cycle.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
+            self.cycle.transport = _HeadWithBody(self.transport, self._close)  # type: ignore[assignment]
+        if self.scope["http_version"] == "1.0":
+            _end_by_closing(self.cycle)
         self._asked = True
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope["extensions"] = {EXTENSION: self}
@@ -252,24 +279,47 @@ class ClientConnection(HttpToolsProtocol):
         if cycle.more_body:
             self.interrupt(refused)
 
+    def _close(self) -> None:
+        """Called after the last answer of a connection."""
+        if self.cycle.more_body and not self.transport.is_closing():
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """All has been said; what still comes is read away for a while."""
+        self._deaf = True
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():  # TLS cannot be closed on one side; there the client goes by the length
+            self.transport.write_eof()
+        now_s = self.loop.time()
+        self._linger_due_s, self._linger_end_s = now_s + LINGER_S, now_s + LINGER_MAX_S
+
+    def _look_for_reset(self, pause_s: float) -> None:
+        if self._accepted is None:
+            return
+        if is_reset(self._accepted):
+            self.transport.abort()
+        elif pause_s < LOOK_MAX_S:
+            self.loop.call_later(pause_s, self._look_for_reset, 2 * pause_s)
+
     def _refuse_here(self, refused: Refused) -> None:
         body = refused.body()
         head = [STATUS_LINE[refused.status]]
         head += [b"%s: %s\r\n" % header for header in refused.headers()]
         head.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join(head) + body)
-        if self.transport.can_write_eof():  # TLS cannot be closed on one side; there the client goes by the length
-            self.transport.write_eof()
-        self._linger_due_s = self.loop.time() + LINGER_S
+        self._linger()
 
 
 class _HeadWithBody:
     """The transport as uvicorn's cycle sees it: the head of an answer goes out with the first of its body, in one system call."""
 
-    __slots__ = ("_head", "_transport", "write")
+    __slots__ = ("_close", "_head", "_transport", "write")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
+        self._close = close
         self._head = b""
         self.write = self._keep_head
 
@@ -281,7 +331,7 @@ class _HeadWithBody:
         """Called by the cycle after the last answer of a connection."""
         if self._head:
             self._transport.write(self._head)
-        self._transport.close()
+        self._close()
 
     def _keep_head(self, data: bytes) -> None:
         if data.startswith(b"HTTP/1.1 100"):  # an interim answer waits for nothing
@@ -296,25 +346,18 @@ class _HeadWithBody:
         self.write = self._transport.write
 
 
+def _end_by_closing(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: a body without a length ends where its connection does (RFC 9112, 6.3)."""
+    send = cycle.send
+
+    async def send_plainly(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = send_plainly  # type: ignore[method-assign]
+
+
 def _slow(what: str, limit_s: float, rest: str) -> Refused:
     return Refused(408, "request_timeout", f"{what} did not arrive in time (limit: {limit_s:g} s, {rest})", hint="send faster")
-
-
-def _unheard_s(accepted: socket.socket) -> float:
-    """How long a peer that owes us an acknowledgement has not been heard; 0 when it owes none.
-
-    This is the vanished peer in the middle of an answer: keep-alive probes are not sent while data is under way, and the
-    kernel's own retransmissions take a quarter of an hour. (TCP_USER_TIMEOUT would hit the slow reader as well.)
-    """
-    info = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    unacknowledged, last_heard_ms = _TCP_INFO.unpack(info)
-    return last_heard_ms / 1000 if unacknowledged else 0.0
-
-
-def _probe_when_silent(accepted: socket.socket, silent_peer_s: float) -> None:
-    """Three unanswered probes end a quiet connection `silent_peer_s` after the peer was last heard."""
-    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(silent_peer_s * 0.4)))
-    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(silent_peer_s * 0.2)))
-    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

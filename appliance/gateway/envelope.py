@@ -73,10 +73,11 @@ def type_of(status: int) -> str:
     return _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
 
 
-def in_envelope(status: int, body: bytes) -> bytes:
+def in_envelope(status: int, body: bytes, path: str = "") -> bytes:
     """An engine's error body as the envelope: untouched where it is a whole one, else made one with the sentence it holds.
 
-    SGLang sends `{"object": "error", "message": ...}`, FastAPI `{"detail": ...}`, others plain text.
+    SGLang sends `{"object": "error", "message": ...}`, FastAPI `{"detail": ...}`, others plain text. `path` names what was not
+    found where the engine says no more than that it was not.
     """
     try:
         document = json.loads(body)
@@ -89,6 +90,8 @@ def in_envelope(status: int, body: bytes) -> bytes:
     message = next((fields[key] for key in ("message", "detail", "error", "status") if fields.get(key)), document)
     if not isinstance(message, str):
         message = json.dumps(message)
+    if status == 404 and path and message.strip(". ").lower() == "not found":
+        message = f"the engine has nothing at {path[:200]}"
     error = {
         "message": message or f"the engine answered {status} without a body",
         "type": type_of(status),

@@ -199,7 +199,7 @@ async def _deliver(request: LiveRequest, client: Client, status: int, headers: H
         await client.refuse(Refused(status, str(error.get("code") or "engine_error"), str(error["message"])), request.dialect)
     else:
         if status >= 400:
-            headers, body = _error(status, headers, body)
+            headers, body = _error(status, headers, body, request.path)
         request.sent_bytes += len(body)
         await client.answer(status, headers, body)
 
@@ -221,9 +221,9 @@ def _is_whole(connection: Connection, body: bytes) -> bool:
     return True
 
 
-def _error(status: int, headers: Headers, body: bytes) -> tuple[Headers, bytes]:
+def _error(status: int, headers: Headers, body: bytes, path: str) -> tuple[Headers, bytes]:
     """The engine's error in our envelope; untouched where it is one already."""
-    wrapped = in_envelope(status, body)
+    wrapped = in_envelope(status, body, path)
     if wrapped is body:
         return headers, body
     return [header for header in headers if header[0] != b"content-type"] + [JSON_TYPE], wrapped

@@ -25,7 +25,7 @@ from appliance.gateway.upstream import LossKind, UpstreamLost
 log = logging.getLogger("gateway.fuse")
 
 COUNT_PATH = b"/appliance/count"
-COUNTED = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/generate": "text"}
+COUNTED = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/messages": "messages", "/generate": "text"}
 """Paths whose prompts are counted, and where in the body the prompt is."""
 TEMPLATE_TOKENS = 2048
 """What a chat template may add to the text of a request: markers, a default system prompt."""

@@ -117,12 +117,14 @@ class Gate:
 
     Attributes:
         deaths: of the last lives that were not asked to end.
+        paths: what the last engine that said so has for clients.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self.view = View()
         self.life: Life | None = None
         self.deaths: deque[Death] = deque(maxlen=DEATHS_KEPT)
+        self.paths: tuple[str, ...] = ()
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._prober: asyncio.Task[None] | None = None
@@ -149,6 +151,12 @@ class Gate:
             retry_after_s=retry_after_s,
             incident_id=publication.incident_id if publication is not None else None,
         )
+
+    def check_path(self, path: str) -> None:
+        """Raises Refused for what no engine of this box has: nobody has to wait for one to hear that."""
+        if self.paths and path not in self.paths and not any(path.startswith(known) for known in self.paths if known.endswith("/")):
+            known = ", ".join(path for path in self.paths if not path.endswith("/"))
+            raise Refused(404, "unknown_path", f"the engine has no endpoint {path[:200]}", hint=f"it has {known}")
 
     async def judged(self, life: Life, timeout_s: float) -> bool:
         """Wait until it is known whether a life that broke a connection is over. False: it answers again, or we still cannot tell."""
@@ -183,6 +191,8 @@ class Gate:
         elif self.life is not None and publication.state in (EngineState.DRAINING, EngineState.STOPPED):
             self.life.leaving = True
         self._note_stop(publication)
+        if publication.limits is not None:
+            self.paths = publication.limits.paths
         self._set(View(publication, True, "", engine_lost))
         self._cancel(self._watcher)
         self._tell()

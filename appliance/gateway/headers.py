@@ -31,6 +31,7 @@ _NOT_DOWNSTREAM = _HOP_BY_HOP | {
     b"content-length",
     b"date",
     b"server",
+    b"x-accel-buffering",  # client.py says it, once
     b"x-request-id",
     # Cross-origin access is off until the owner can switch it on; an engine's own "*" would open it for every web page.
     b"access-control-allow-origin",

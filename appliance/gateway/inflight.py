@@ -19,7 +19,7 @@ from appliance.gateway.gate import Life
 from appliance.gateway.headers import Headers
 from appliance.gateway.notes import Notes
 from appliance.gateway.resume import Losses, Progress, Way
-from appliance.gateway.said import Said, why_incomparable
+from appliance.gateway.said import PATHS, Said, why_incomparable
 from appliance.gateway.schedule import Ticket
 from appliance.gateway.sse import Dialect
 from appliance.gateway.upstream import Connection
@@ -27,7 +27,7 @@ from appliance.gateway.upstream import Connection
 log = logging.getLogger("gateway.inflight")
 
 KEY_BYTES = 32
-GENERATING = frozenset({"/generate", "/v1/chat/completions", "/v1/completions"})
+GENERATING = frozenset({"/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages"})
 """Endpoints whose answers an engine can note token by token."""
 _orders = itertools.count(1)
 _PREFIX = secrets.token_hex(4)
@@ -49,6 +49,8 @@ class LiveRequest:
 
     Attributes:
         deterministic: a second run says the same, as far as it is the engine's to say.
+        plain: its answer is one text: no tools, no grammar, no log probabilities.
+        by_message: the engine that has it, or had it last, can finish a message that has begun.
         prompt_tokens: where known; the ticket's tokens are an estimate.
         generation: 0 while it waits.
         sent_bytes: of the answer's own bytes.
@@ -73,6 +75,8 @@ class LiveRequest:
     ticket: Ticket
     takes_slot: bool = True
     deterministic: bool = False
+    plain: bool = False
+    by_message: bool = False
     prompt_tokens: int | None = None
     generation: int = 0
     attempt: int = 0
@@ -96,7 +100,13 @@ class LiveRequest:
         """What could be done if the engine died now."""
         if not self.sent_bytes:
             return Resumability.REPLAY
-        return Resumability.CONTINUE if self.notes.usable or not self.why_incomparable() else Resumability.FAIL
+        can = self.notes.usable or self.keeps_text or not self.why_incomparable()
+        return Resumability.CONTINUE if can else Resumability.FAIL
+
+    @property
+    def keeps_text(self) -> bool:
+        """What its client is sent is kept, to be gone on with as a message."""
+        return self.by_message and self.plain and self.stream and self.path in PATHS and not self.said.overflow
 
     def why_incomparable(self) -> str:
         """Why a second run could not be measured against what was sent; empty where it could."""
@@ -112,7 +122,8 @@ class LiveRequest:
         """For the choice of a way on."""
         sent = bool(self.sent_bytes)
         comparable = sent and not self.notes.usable and not self.why_incomparable()
-        return Progress(sent, self.notes.usable, comparable, self.path in GENERATING and self.method == "POST")
+        plain = sent and self.keeps_text and self.said.beginning() is not None
+        return Progress(sent, self.notes.usable, comparable, self.path in GENERATING and self.method == "POST", plain)
 
 
 class InflightTable:

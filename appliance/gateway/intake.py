@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,16 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 JSON_ELEMENTS_MAX = 500_000
 """Lists, objects and commas of a body. Parsing more would hold up everybody's tokens for a tenth of a second."""
-DISCARD_MAX_S = 5.0
-"""How long the rest of a refused body is read and thrown away, so that its client can read the refusal."""
+DISCARD_MAX_BYTES = 2 * 1024**2
+DISCARD_MAX_S = 1.0
+"""So much of a refused body is read and thrown away before the answer, and for so long, to keep the connection. What is
+longer is answered at once, and the connection ends with it."""
+_MORE_THAN_TEXT = (
+    *("tools", "functions", "logprobs", "top_logprobs", "echo", "suffix", "best_of", "use_beam_search", "prompt_logprobs"),
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "regex", "ebnf", "structural_tag"),
+)
+"""With one of these an answer is more than a text, or has a form that does not go on from its middle."""
 ANSWERS_MAX = 1024
 """More in one request are not counted."""
 HELD_BODIES = 8
@@ -36,12 +45,14 @@ class BodyFacts:
         max_tokens: the longest answer that is asked for; 0: not said.
         answers: how many are asked for.
         deterministic: a second run says the same, as far as it is the engine's to say.
+        plain: the answer is one text: no tools, no grammar, no log probabilities.
     """
 
     stream: bool = False
     max_tokens: int = 0
     answers: int = 1
     deterministic: bool = False
+    plain: bool = False
 
 
 class Intake:
@@ -90,9 +101,11 @@ class Intake:
         self.held_bytes -= len(body)
 
     async def discard(self, headers: Headers, receive: Receive, connection: ClientConnection) -> None:
-        """Before an answer that has no use for it: read the rest of the body away, or our closing resets the connection unread."""
+        """Before an answer that has no use for the body: read a short rest of it away."""
         if value_of(headers, b"expect") is not None:
             return  # it waits for our word and has sent nothing
+        if int(value_of(headers, b"content-length") or DISCARD_MAX_BYTES + 1) > DISCARD_MAX_BYTES:
+            return
         try:
             async with asyncio.timeout(DISCARD_MAX_S):
                 while connection.body_pending and (await receive())["type"] == "http.request":
@@ -138,11 +151,21 @@ def facts_of(body: bytes) -> BodyFacts:
         raise Refused(400, "invalid_utf8", f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from None
     except RecursionError:
         raise Refused(400, "invalid_json", "the body nests lists or objects too deeply", hint="nest less than 900 levels") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise Refused(400, "invalid_json", f"the body is not JSON: {error}", hint='send an object such as {"model": ...}') from None
+    except ValueError:  # Python's own limit, which costs time with the square of the length
+        most = sys.get_int_max_str_digits()
+        raise Refused(400, "invalid_json", f"the body holds an integer of more than {most} digits", hint="send a shorter one") from None
     if not isinstance(document, dict):
         raise Refused(400, "invalid_json", f"the body is a JSON {_kind(document)}, expected an object")
-    return BodyFacts(document.get("stream") is True, _max_tokens(document), _answers(document), _deterministic(document))
+    answers = _answers(document)
+    return BodyFacts(
+        stream=document.get("stream") is True,
+        max_tokens=_max_tokens(document),
+        answers=answers,
+        deterministic=_deterministic(document),
+        plain=answers == 1 and not any(document.get(name) for name in _MORE_THAN_TEXT),
+    )
 
 
 def _max_tokens(document: dict[str, Any]) -> int:

@@ -11,7 +11,7 @@ from appliance.config.api_keys import PRIORITIES, ApiKey
 from appliance.config.schema import AdmissionTable
 from appliance.gateway.accounting import Account, PromptSizes
 from appliance.gateway.envelope import Refused
-from appliance.gateway.headers import Headers
+from appliance.gateway.headers import Headers, value_of
 from appliance.gateway.inflight import InflightTable, LiveRequest, next_order
 from appliance.gateway.intake import BodyFacts, facts_of
 from appliance.gateway.keys import ANYBODY, KeyRing, may_use_model
@@ -50,10 +50,12 @@ class Reception:
     def accept(self, scope: MutableMapping[str, Any], request_id: str, body: bytes, route: Route, key: ApiKey) -> LiveRequest:
         """The request as it goes to the engine. Raises Refused where the body is no JSON and has to be, or a header is wrong."""
         method, path = scope["method"], scope["path"]
+        headers = scope["headers"]
+        if route.kind is Kind.JSON:
+            _check_encoding(headers)
         facts = facts_of(body) if route.kind is Kind.JSON and method == "POST" else BodyFacts()
         query: bytes = scope["query_string"]
         now_s = asyncio.get_running_loop().time()
-        headers = scope["headers"]
         patience, priority = _wishes(headers)
         if route.streams:
             self._profiler.arrived(now_s, len(self._inflight))
@@ -79,6 +81,7 @@ class Reception:
             ),
             takes_slot=route.takes_slot and method not in READING_METHODS,
             deterministic=facts.deterministic,
+            plain=facts.plain,
         )
 
     def counted(self, request: LiveRequest) -> None:
@@ -118,6 +121,19 @@ class Reception:
         return now_s + timeout_s if timeout_s else None
 
 
+def _check_encoding(headers: Headers) -> None:
+    """Raises Refused for a body that would have to be unpacked first: a thousand bytes can hold a gigabyte."""
+    encoding = value_of(headers, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        shown = encoding[:40].decode("latin-1")
+        raise Refused(
+            415,
+            "unsupported_encoding",
+            f"the body is compressed (Content-Encoding: {shown}), and only plain JSON is taken",
+            hint="send it as it is",
+        )
+
+
 def _wishes(headers: Headers) -> tuple[bytes | None, bytes | None]:
     """How long its client waits, and its class, where it says so."""
     patience = priority = None
@@ -139,7 +155,7 @@ def _seconds(given: bytes) -> float:
         raise Refused(
             400,
             "invalid_timeout",
-            f"X-Request-Timeout {shown!r} is no number of seconds to {TIMEOUT_MAX_S:g}",
+            f"X-Request-Timeout is {shown!r}; it must be a number of seconds, more than 0 and at most {TIMEOUT_MAX_S:.0f}",
             hint="send for example 30",
         )
     return timeout_s

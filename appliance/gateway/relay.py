@@ -86,6 +86,7 @@ class Relay:
         while True:
             if self._gate.standing is Standing.REFUSE:
                 raise self._gate.refusal()
+            self._gate.check_path(request.path)
             self._aftermath.check(request)
             asked_s = loop.time()
             await self._admit(request, lane, returning=lost is not None)

@@ -1,7 +1,8 @@
 """What becomes of a request whose engine died. Pure.
 
-Three ways on, by what the client has and what the next engine can: the same body again; the token ids so far, behind
-which an engine that continues by ids goes on; or the same body again with what was sent compared and swallowed.
+Four ways on, by what the client has and what the next engine can: the same body again; the token ids so far, behind
+which an engine that continues by ids goes on; the text so far as a message to be finished; or the same body again with what
+was sent compared and swallowed.
 
 And who is to blame. A request that was with two engines in a row when they died, and got no further in the second, is
 suspected: it is tried alone, and if an engine dies with it alone, it is quarantined. What got further is not suspected:
@@ -54,6 +55,8 @@ class Way(enum.Enum):
     """The body as it came."""
     IDS = "ids"
     """With what the engines so far have noted, and a request for notes."""
+    MESSAGE = "message"
+    """With the text that the client has, as the beginning of the answer's message."""
     REPLAY = "replay"
     """The body as it came; of the answer, what the client has is compared and swallowed."""
 
@@ -168,12 +171,14 @@ class Progress:
         noted: engines have noted enough to go on by ids.
         comparable: a second run could be measured against what was sent.
         generates: its endpoint is one whose answers grow token by token.
+        plain: what was sent is a text and nothing else.
     """
 
     sent: bool
     noted: bool
     comparable: bool
     generates: bool
+    plain: bool = False
 
 
 def way_on(progress: Progress, engine: ContinuesBy) -> Way | None:
@@ -183,4 +188,6 @@ def way_on(progress: Progress, engine: ContinuesBy) -> Way | None:
         return Way.IDS if by_ids else Way.PLAIN
     if by_ids and progress.noted:
         return Way.IDS
+    if engine is ContinuesBy.MESSAGE and progress.plain:
+        return Way.MESSAGE
     return Way.REPLAY if progress.comparable else None

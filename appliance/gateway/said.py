@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from appliance.gateway.envelope import Refused
@@ -22,9 +23,11 @@ FOLD_AT_ONCE_BYTES = 8 * 1024
 TEXTS_MAX_CHARS = 4_000_000
 _IDENTITY = ("id", "created", "model", "system_fingerprint")
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
-_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Whose streams can be read."""
 Json = dict[str, Any]
 Key = tuple[object, ...]
+_PLAIN: tuple[Key, ...] = (("content", 0), ("text", 0))
 
 
 class Diverged(Refused):
@@ -35,10 +38,24 @@ class Diverged(Refused):
         super().__init__(503, "answer_diverged", f"the engine was lost, and its next life answered differently: {why}", hint=hint)
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A plain text that has begun and not ended.
+
+    Attributes:
+        frame: the identity under which it began.
+        tokens: events that had text, which is about as many tokens.
+    """
+
+    frame: Json
+    text: str
+    tokens: int
+
+
 class Said:
     """One stream so far."""
 
-    __slots__ = ("_counts", "_frame", "_length", "_once", "_raw", "_texts")
+    __slots__ = ("_counts", "_frame", "_length", "_once", "_pieces", "_raw", "_texts")
 
     def __init__(self) -> None:
         self._raw = bytearray()
@@ -46,7 +63,7 @@ class Said:
         self._texts: dict[Key, str] = {}
         self._counts: Counter[Key] = Counter()
         self._once: dict[Key, object] = {}
-        self._length = 0
+        self._length = self._pieces = 0
 
     def take(self, events: bytes) -> bytes:
         """Whole events on their way to the client, unchanged."""
@@ -59,6 +76,15 @@ class Said:
     def overflow(self) -> str:
         """Why it cannot be compared any more; empty while it can."""
         return f"it is longer than {TEXTS_MAX_CHARS} characters" if self._length > TEXTS_MAX_CHARS else ""
+
+    def beginning(self) -> Beginning | None:
+        """Where it is one text and nothing else; None: it has ended, or is more than that."""
+        self._fold(len(self._raw))
+        texts = {key: text for key, text in self._texts.items() if text}
+        more = +self._counts or any(key[0] not in ("role", "usage") for key in self._once)
+        if more or self.overflow or len(texts) != 1 or next(iter(texts)) not in _PLAIN:
+            return None
+        return Beginning(dict(self._frame), next(iter(texts.values())), self._pieces)
 
     def replay(self) -> Replay:
         """A second run, to be measured against this."""
@@ -75,6 +101,7 @@ class Said:
             self._frame = self._frame or {name: document[name] for name in _IDENTITY if name in document}
             for key, holder, name in texts_of(document):
                 parts.setdefault(key, []).append(holder[name])
+                self._pieces += bool(holder[name])
             for key, holder, name in lists_of(document):
                 self._counts[key] += len(holder[name])
             self._once |= {key: holder[name] for key, holder, name in once_of(document)}
@@ -162,7 +189,7 @@ class Replay:
 
 def why_incomparable(path: str, deterministic: bool) -> str:
     """Why a second run of a stream could not be measured against the first; empty where it could."""
-    if path not in _PATHS:
+    if path not in PATHS:
         return f"streams of {path} cannot be compared with a second run"
     return "" if deterministic else "a second run would say something else, as the request has neither temperature 0 nor a seed"
 

@@ -2,12 +2,15 @@
 
     python tests/fakes/upstream.py --socket PATH | --port N [--health CODE] [--says WORD]
 
-The body says how it is answered: {"do": KIND, ...}
+The body says how it is answered: {"do": KIND, ...}; or its last message does, for proxies that let no field through that
+they do not know.
     whole      {"bytes": N, "status": S, "body": TEXT}   a JSON answer with its length, after {"delay_s"}
     stream     {"events": N, "gap_s": S, "bytes": B}     server-sent events and [DONE]; {"role": true}: a role event first
     die        after {"after_events": N} events (streams) or {"after_bytes": N} bytes of a whole answer: the process kills itself
     raw        {"text": T, "close": true}                exactly these bytes
     never                                                nothing
+    words      {"events": N, "gap_s": S, "trailing": T}  as vLLM streams a chat or a completion, up to `max_tokens`: WORD0 WORD1 ...;
+                                                         goes on behind a message that has begun; spaces stand before or behind words
 GET /stats: {"requests", "aborted_at": [monotonic seconds], "open"}; /health: 200, or the code of --health.
 """
 
@@ -17,6 +20,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -77,8 +81,10 @@ class Upstream(asyncio.Protocol):
         elif path == "/stats":
             said = {"requests": self.stats.requests, "aborted_at": self.stats.aborted_at, "open": self.stats.open}
             self.whole({"body": json.dumps(said)})
+        elif path.startswith("/appliance/"):
+            self.whole({"body": "{}", "status": 404})
         else:
-            asked = json.loads(body) if body else {}
+            asked = orders(json.loads(body)) if body else {}
             self.task = asyncio.get_running_loop().create_task(self.answer(asked, head))
 
     async def answer(self, asked: Json, head: bytes) -> None:
@@ -95,6 +101,8 @@ class Upstream(asyncio.Protocol):
                     self.transport.close()
             elif kind == "never":
                 await asyncio.sleep(3600)
+            elif kind == "words":
+                await self.words(asked)
             elif kind == "die" and "after_bytes" in asked:
                 self.whole({**asked, "cut": asked["after_bytes"]})
                 await asyncio.sleep(0.05)
@@ -129,9 +137,38 @@ class Upstream(asyncio.Protocol):
             self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n")
         self.transport.write(b"0\r\n\r\n")
 
+    async def words(self, asked: Json) -> None:
+        chat = "messages" in asked
+        begun = asked["messages"][-1]["content"].strip() if asked.get("continue_final_message") else ""
+        begun = begun if chat else asked["prompt"].partition(":")[2]
+        known = begun.split()
+        least = min(asked["events"], len(known) + asked.get("max_tokens", 1000))
+        text = " ".join([*known, *(f"{self.stats.says}{number}" for number in range(len(known), least))])[len(begun) :]
+        pieces = re.findall(r"\s*\S+\s" if asked.get("trailing") else r"\s*\S+", text + " " * bool(asked.get("trailing")))
+        frame = {"id": f"{self.stats.says}-1", "object": "chunk", "created": 1, "model": "m"}
+        self.transport.write(STREAM_HEAD)
+        if chat:
+            self.event({**frame, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
+        for piece in pieces:
+            await asyncio.sleep(asked.get("gap_s", 0))
+            part = {"delta": {"content": piece}} if chat else {"text": piece}
+            self.event({**frame, "choices": [{"index": 0, **part, "logprobs": None, "finish_reason": None}]})
+        reason = "stop" if least == asked["events"] else "length"
+        self.event({**frame, "choices": [{"index": 0, **({"delta": {}} if chat else {"text": ""}), "finish_reason": reason}]})
+        usage = {"prompt_tokens": 10 + len(known), "completion_tokens": len(pieces), "total_tokens": 10 + len(known) + len(pieces)}
+        self.event({**frame, "choices": [], "usage": usage})
+        self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
     def event(self, document: Json) -> None:
         data = b"data: " + json.dumps(document).encode() + b"\n\n"
         self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+def orders(body: Json) -> Json:
+    """What the request asks for."""
+    messages = body.get("messages")
+    said = messages[-1].get("content") if "do" not in body and isinstance(messages, list) and messages else None
+    return dict(json.loads(said)) if isinstance(said, str) and said.startswith('{"do"') else body
 
 
 async def serve(options: argparse.Namespace) -> None:

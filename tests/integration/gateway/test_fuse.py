@@ -117,7 +117,9 @@ async def test_a_fused_length_that_came_during_a_crash_is_refused_after_it(run_d
         await scripted.crash()
         held = [asyncio.ensure_future(asked(running, "dog " * count)) for count in (10, 9)]
         await running.until(lambda status: status["queue"]["length"] == 2, "both are held")
-        await scripted.start_engine("--model", str(run_dir / "again/model"), program="serve_scripted.py")
+        path = await scripted.start_engine("--model", str(run_dir / "again/model"), program="serve_scripted.py", publish=False)
+        await eventually(lambda: is_healthy(path), "the model is loaded")
+        scripted.serve()
         refused, passed = [await task for task in held]
     assert (refused.status, refused.error()["code"]) == (422, "length_fused")
     assert passed.status == 200

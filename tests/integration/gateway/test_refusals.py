@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import time
@@ -32,7 +33,7 @@ async def test_refusals_that_need_no_engine(run_dir: Path) -> None:
         ("POST", CHAT, b"3", 400, "invalid_json", "number, expected an object"),
         ("POST", "/generate", b"null", 400, "invalid_json", "null, expected an object"),
         ("POST", CHAT, b'{"a": "\xff\xfe"}', 400, "invalid_utf8", "byte 7 is 0xff"),
-        ("POST", CHAT, b'{"a": ' + b"9" * 6000 + b"}", 400, "invalid_json", "digit"),
+        ("POST", CHAT, b'{"a": ' + b"9" * 6000 + b"}", 400, "invalid_json", "more than 4300 digits; send a shorter"),
         ("POST", CHAT, deep, 400, "invalid_json", "too deeply"),
         ("POST", CHAT, b'{"a": [' + b"1," * 600_000 + b"1]}", 413, "body_too_complex", "500000"),
     ]
@@ -43,6 +44,31 @@ async def test_refusals_that_need_no_engine(run_dir: Path) -> None:
             assert words in answer.error()["message"]
             assert answer.headers["x-request-id"].startswith("req-")
         assert (await running.ask("GET", CHAT)).headers["allow"] == "POST"
+
+
+async def test_what_headers_ask_for_wrongly_is_refused(run_dir: Path) -> None:
+    """A compressed body, times that are none, unknown classes: the value and what it may be."""
+    packed = gzip.compress(json.dumps({"model": "m"}).encode())
+    cases: list[tuple[dict[str, str], bytes, int, str, str]] = [
+        ({"content_encoding": "gzip"}, packed, 415, "unsupported_encoding", "Content-Encoding: gzip"),
+        ({"content_encoding": "br, zstd"}, b"{}", 415, "unsupported_encoding", "br, zstd"),
+        (
+            {"x_request_timeout": "soon"},
+            b"{}",
+            400,
+            "invalid_timeout",
+            "'soon'; it must be a number of seconds, more than 0 and at most 86400",
+        ),
+        ({"x_request_timeout": "0"}, b"{}", 400, "invalid_timeout", "'0'"),
+        ({"x_request_timeout": "nan"}, b"{}", 400, "invalid_timeout", "'nan'"),
+        ({"x_request_timeout": "1e9"}, b"{}", 400, "invalid_timeout", "'1e9'"),
+        ({"x_priority": "urgent"}, b"{}", 400, "invalid_priority", "'urgent'"),
+    ]
+    async with gateway(run_dir) as running:
+        for headers, body, status, code, words in cases:
+            answer = await running.ask("POST", CHAT, body, **headers)
+            assert (answer.status, answer.error()["code"]) == (status, code), (headers, answer.body)
+            assert words in answer.error()["message"]
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(run_dir: Path) -> None:

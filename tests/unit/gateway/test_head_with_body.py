@@ -30,7 +30,7 @@ class Written:
 def held() -> tuple[Any, Written]:
     """One answer's view of its transport."""
     written = Written()
-    return _HeadWithBody(cast(asyncio.Transport, written)), written
+    return _HeadWithBody(cast(asyncio.Transport, written), written.close), written
 
 
 def test_head_and_body_are_one_write_and_the_rest_is_not_held() -> None:
