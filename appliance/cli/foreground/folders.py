@@ -19,7 +19,7 @@ from appliance.core.errors import ApplianceError
 LONGEST_SOCKET_NAME = "engine-9999999999.sock"
 LOCK = "run.lock"
 APPLIANCED_LOCK = "applianced.lock"
-"""In the run folder, held by applianced as long as it lives; a test holds the name to its own."""
+"""In the run folder, held by applianced as long as it lives."""
 PRIVATE = 0o700
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli.foreground.folders import LONGEST_SOCKET_NAME, check_run_dir, lock_state_dir, prepare_run_dir, prepare_state_dir
+from appliance.cli.foreground.folders import (
+    LONGEST_SOCKET_NAME,
+    check_run_dir,
+    lock_state_dir,
+    prepare_run_dir,
+    prepare_state_dir,
+    refuse_shared,
+)
 from appliance.core.errors import ApplianceError
 
 
@@ -114,3 +121,26 @@ def test_a_state_folder_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -
     for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ApplianceError, match=r"state folder .*file"):
             prepare_state_dir(wrong)
+
+
+def test_a_run_folder_that_an_applianced_holds_is_refused(tmp_path: Path) -> None:
+    """By applianced's own lock, with its pid; once it is gone the folder is free."""
+    refuse_shared(tmp_path)
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"from pathlib import Path; from appliance.supervisor.run_dir import RunDir\n"
+            f"held = RunDir(Path({str(tmp_path)!r})); held.take(); print('held', flush=True); input()",
+        ],
+        cwd=Path(__file__).parents[4],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(ApplianceError, match=rf"applianced runs already on .* \(pid {holder.pid}\)"):
+        refuse_shared(tmp_path)
+    holder.kill()
+    holder.communicate(timeout=30)
+    refuse_shared(tmp_path)
