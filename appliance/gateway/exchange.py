@@ -6,8 +6,10 @@ import asyncio
 import json
 from collections.abc import Callable
 
+from appliance.core.launch import ContinuesBy
 from appliance.gateway import sse
 from appliance.gateway.client import UNBUFFERED, Client
+from appliance.gateway.continuing import Rest, going_on
 from appliance.gateway.envelope import JSON_TYPE, Refused, in_envelope
 from appliance.gateway.gate import Life
 from appliance.gateway.headers import Headers, downstream, upstream_head, value_of
@@ -44,17 +46,14 @@ class Exchange:
         if way is None:
             raise cannot_go_on(request, "the engine that took over cannot go on with it")
         request.way, request.got_further, request.notes.whole = way, False, 0
-        known, asked = b"", Headers()
-        if way is Way.IDS:
-            known = request.notes.document(sent=bool(request.sent_bytes) or not request.stream)
-            asked = [(ASK, b"%d" % len(known))]
-        body = known + request.body if known else request.body
+        request.by_message = life.continues_by is ContinuesBy.MESSAGE
+        body, take, asked = _given(request, way)
         head = upstream_head(request.method, request.target, request.headers, request.request_id, len(body), *asked)
         connection = request.connection = await life.upstream.begin(head, body, bodiless=request.method == "HEAD")
         try:
             if request.can_stand_aside and self._stands_aside(request):
                 raise UpstreamLost(LossKind.SET_ASIDE, "a suspect is tried alone")
-            await self._pass(request, client, connection)
+            await self._pass(request, client, connection, take)
         except BaseException:  # our client left, or the answer broke: the engine must not go on with it
             connection.close()
             raise
@@ -62,16 +61,16 @@ class Exchange:
             request.connection = None
         life.upstream.give_back(connection)
 
-    async def _pass(self, request: LiveRequest, client: Client, connection: Connection) -> None:
+    async def _pass(self, request: LiveRequest, client: Client, connection: Connection, take: Take) -> None:
         if not _is_event_stream(connection):
             await self._pass_whole(request, client, connection)
         elif request.way is Way.IDS and not request.stream:
             await self._pass_noted(request, client, connection)
         else:
-            await self._pass_events(request, client, connection)
+            await self._pass_events(request, client, connection, take)
 
-    async def _pass_events(self, request: LiveRequest, client: Client, connection: Connection) -> None:
-        framer, take, known = sse.Framer(), _taker(request), len(request.notes.ids)
+    async def _pass_events(self, request: LiveRequest, client: Client, connection: Connection, take: Take) -> None:
+        framer, known = sse.Framer(), len(request.notes.ids)
         held = b""
         while (data := await connection.read()) is not None:
             whole = framer.feed(data)
@@ -173,15 +172,22 @@ def cannot_go_on(request: LiveRequest, why: str) -> Refused:
     )
 
 
-def _taker(request: LiveRequest) -> Take:
-    """What becomes of the engine's events on their way."""
-    match request.way:
+def _given(request: LiveRequest, way: Way) -> tuple[bytes, Take, Headers]:
+    """The body for the engine, what becomes of its events on their way, and headers of ours."""
+    match way:
         case Way.IDS:
-            return request.notes.take
+            known = request.notes.document(sent=bool(request.sent_bytes) or not request.stream)
+            return known + request.body if known else request.body, request.notes.take, [(ASK, b"%d" % len(known))]
+        case Way.MESSAGE:
+            rest = going_on(request.path, request.body, request.said)
+            if rest is None:
+                raise cannot_go_on(request, "its text cannot be given to the next one")
+            return rest.body, Rest(request.said, rest).take, []
         case Way.REPLAY:
-            return request.said.replay().take
+            return request.body, request.said.replay().take, []
         case Way.PLAIN:
-            return _as_it_is if request.why_incomparable() else request.said.take
+            kept = request.keeps_text or not request.why_incomparable()
+            return request.body, request.said.take if kept else _as_it_is, []
 
 
 def _as_it_is(events: bytes) -> bytes:
