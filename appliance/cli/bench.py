@@ -1,0 +1,166 @@
+"""`appliancectl bench`."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from appliance.cli.place import Place, serving_state_dir
+from appliance.cli.printing import faint, fields, say, say_json, table
+from appliance.cli.verbs import Verb
+from appliance.core.errors import ApplianceError, ExitCode
+
+if TYPE_CHECKING:
+    from appliance.cli.load import Outcome, Shape, Target
+    from appliance.traffic import Profile
+
+DAY_S = 86400.0
+
+
+@click.command(cls=Verb)
+@click.option("--url", help="Where to send the requests [default: the gateway, as configured].")
+@click.option("--model", default="", help="The model to ask for [default: the first that is served].")
+@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File whose only line is an API key.")
+@click.option("--requests", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many.")
+@click.option("--concurrency", type=click.IntRange(1, 256), default=4, show_default=True, help="How many at once.")
+@click.option("--prompt-tokens", type=click.IntRange(1, 10_000_000), default=256, show_default=True, help="Length of the prompts.")
+@click.option("--answer-tokens", type=click.IntRange(1, 10_000_000), default=64, show_default=True, help="Length of the answers.")
+@click.option("--from-traffic", is_flag=True, help="Lengths, concurrency and shared beginnings as this box has seen them.")
+@click.option(
+    "--days", type=click.FloatRange(0.01, 3650), default=30.0, show_default=True, help="With --from-traffic: of the last so many."
+)
+@click.option("--keep-time", is_flag=True, help="With --from-traffic: wait between requests as long as clients did.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(1, 86400), default=600.0, show_default=True, help="Seconds without a byte.")
+@click.option("--seed", type=int, default=1, show_default=True, help="For what is drawn by chance: the same seed, the same requests.")
+@click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
+@click.pass_obj
+def bench(place: Place, /, **options: Any) -> ExitCode:
+    """Send requests, and say how fast they are answered.
+
+    With --from-traffic the requests have the shape of the traffic that the gateway has recorded: pairs of lengths, how many others
+    were under way, how much of the prompts was shared. Their words are drawn by chance; no text of a client is kept anywhere.
+
+    Exit code 1 when a request failed.
+
+    \b
+    Example:
+      appliancectl bench --requests 100 --concurrency 8 --prompt-tokens 2000
+      appliancectl bench --from-traffic --days 7 --json
+    """
+    from appliance.cli.load import Replay, Target
+
+    draw = random.Random(options["seed"])
+    shapes = _recorded(place, draw, options) if options["from_traffic"] else _uniform(options)
+    target = Target(options["url"] or _gateway(place), options["model"], _key(options["api_key_file"]), options["timeout_s"])
+    target.calibrate()
+    began_s = time.monotonic()
+    with click.progressbar(length=len(shapes), label="requests", hidden=options["as_json"], file=sys.stderr) as bar:
+        sent = Replay(target, keeps_time=options["keep_time"], seed=options["seed"], done=lambda: bar.update(1))
+        outcomes = sent.run(shapes)
+    found = _figures(outcomes, time.monotonic() - began_s)
+    if options["as_json"]:
+        say_json({"url": target.url, "model": target.model, **found})
+    else:
+        _print(target, shapes, found)
+    return ExitCode.BAD if found["failed"] else ExitCode.OK
+
+
+def _uniform(options: Mapping[str, Any]) -> list[Shape]:
+    from appliance.cli.load import Shape
+
+    shape = Shape(options["prompt_tokens"], options["answer_tokens"], beside=options["concurrency"] - 1)
+    return [shape] * int(options["requests"])
+
+
+def _recorded(place: Place, draw: random.Random, options: Mapping[str, Any]) -> list[Shape]:
+    """Drawn from the traffic profile. Raises ApplianceError where there is none."""
+    from appliance.traffic import read_profile
+
+    profile = read_profile(serving_state_dir(place), time.time() - options["days"] * DAY_S)
+    if not profile.requests:
+        raise ApplianceError(f"no request was answered in the last {options['days']:g} days", hint="look further back with --days")
+    return shapes_of(profile, int(options["requests"]), draw)
+
+
+def shapes_of(profile: Profile, count: int, draw: random.Random) -> list[Shape]:
+    """So many requests as the profile has them. Within a bucket, lengths are drawn evenly."""
+    from appliance.cli.load import Shape
+    from appliance.traffic import bound_of
+
+    def within(bucket: int) -> float:
+        return draw.uniform(bound_of(bucket), bound_of(bucket + 1))
+
+    def drawn(counts: Mapping[int, int]) -> float:
+        return within(draw.choices(list(counts), list(counts.values()))[0]) if counts else 0.0
+
+    pairs = draw.choices(list(profile.lengths), list(profile.lengths.values()), k=count)
+    return [
+        Shape(
+            prompt_tokens=max(1, int(within(prompt))),
+            answer_tokens=max(1, int(within(answer))),
+            shared=min(1.0, drawn(profile.cached_percent) / 100),
+            beside=int(drawn(profile.concurrency)),
+            gap_s=drawn(profile.gap_ms) / 1000,
+        )
+        for prompt, answer in pairs
+    ]
+
+
+def _figures(outcomes: Sequence[Outcome], took_s: float) -> dict[str, Any]:
+    answered = [outcome for outcome in outcomes if not outcome.error]
+    errors = [outcome.error for outcome in outcomes if outcome.error]
+    tokens_in, tokens_out = sum(one.prompt_tokens for one in answered), sum(one.answer_tokens for one in answered)
+    return {
+        "requests": len(outcomes),
+        "failed": len(errors),
+        "errors": {error: errors.count(error) for error in sorted(set(errors), key=errors.count, reverse=True)[:5]},
+        "took_s": round(took_s, 3),
+        "prompt_tokens": tokens_in,
+        "cached_tokens": sum(one.cached_tokens for one in answered),
+        "answer_tokens": tokens_out,
+        "answer_tokens_per_s": round(tokens_out / took_s, 2) if took_s else 0.0,
+        "requests_per_s": round(len(answered) / took_s, 3) if took_s else 0.0,
+        "time_to_first_token_s": _spread([one.first_s for one in answered]),
+        "inter_token_s": _spread([one.between_s for one in answered if one.between_s]),
+        "request_s": _spread([one.whole_s for one in answered]),
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {f"p{share}": round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 4) for share in (50, 95, 99) if ordered}
+
+
+def _print(target: Target, shapes: Sequence[Shape], found: Mapping[str, Any]) -> None:
+    say(f"{target.model} at {target.url}")
+    lengths = f"{min(one.prompt_tokens for one in shapes)} to {max(one.prompt_tokens for one in shapes)} tokens of prompt"
+    fields(
+        (
+            ("requests", f"{found['requests']}, {found['failed']} failed, in {found['took_s']:.1f} s ({lengths})"),
+            ("tokens", f"{found['prompt_tokens']} in ({found['cached_tokens']} from a cache), {found['answer_tokens']} out"),
+            ("throughput", f"{found['answer_tokens_per_s']:.1f} tokens/s, {found['requests_per_s']:.2f} requests/s"),
+        )
+    )
+    names = (("first token", "time_to_first_token_s"), ("between tokens", "inter_token_s"), ("whole answer", "request_s"))
+    rows = [(name, *(f"{found[key].get(f'p{share}', 0):.3f} s" for share in (50, 95, 99))) for name, key in names]
+    table(("", "P50", "P95", "P99"), rows)
+    for error, count in found["errors"].items():
+        say(faint(f"{count} times: {error}"))
+
+
+def _gateway(place: Place) -> str:
+    gateway = place.load().config.gateway
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(gateway.host, gateway.host)
+    if not gateway.port:
+        raise ApplianceError("gateway.port = 0: the kernel has chosen the port", hint="say which with --url http://127.0.0.1:PORT")
+    return f"{'https' if gateway.tls_certificate else 'http'}://{host}:{gateway.port}"
+
+
+def _key(file: Path | None) -> str:
+    return file.read_text(encoding="utf-8").strip() if file is not None else ""
