@@ -25,7 +25,7 @@ class Incident:
         rung_before, rung_after: indices on the ladder.
         inflight: lengths and fingerprints of what was being served; never text.
         flight: the last minutes before it, a sample a second.
-        recovered_s: seconds from `time_s` to SERVING again; None while not, or when parked.
+        recovered_s: seconds from `time_s` to the next SERVING, of a later applianced too; None while there was none.
     """
 
     incident_id: str

@@ -70,13 +70,18 @@ def _probe(item: Evidence, order: int) -> Event | None:
     )
 
 
+def _unclosed_run(item: Evidence, order: int) -> Event:
+    """applianced is stopped by systemd before the machine is: a boot since then without a stop before it was no shutdown."""
+    if item.data.get("rebooted") is True:
+        return Event("boot", Kind.SYMPTOM, None, 1, 99, item, order, pattern_id="probe.unclosed_run", fatal=True, sure=False)
+    return Event("supervisor_died", Kind.CAUSE, Cause.SUPERVISOR_DIED, 5, 45, item, order, pattern_id="probe.unclosed_run", fatal=True)
+
+
 _OWN: dict[str, Callable[[Evidence, int], Event | None]] = {
     "launch": lambda _item, _order: None,  # what was configured: rules ask for it
     "late": start_was_late,
     "spawn": spawn_failed,
-    "unclosed_run": lambda item, order: Event(
-        "supervisor_died", Kind.CAUSE, Cause.SUPERVISOR_DIED, 5, 5, item, order, pattern_id="probe.unclosed_run", fatal=True
-    ),
+    "unclosed_run": _unclosed_run,
 }
 
 

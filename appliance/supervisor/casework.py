@@ -13,7 +13,8 @@ import structlog
 
 from appliance.backends import Backend
 from appliance.config.schema import Config
-from appliance.control.codec import incident_to_json
+from appliance.control.codec import incident_to_json, to_json
+from appliance.core.action import Action, ActionKind
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation, Confidence, Diagnosis, Role
 from appliance.core.errors import ApplianceError, ModelError
@@ -25,10 +26,15 @@ from appliance.supervisor import events as ev
 from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.evidence_desk import EvidenceDesk, brief, unasked, window
 from appliance.supervisor.flight_recorder import FlightRecorder
+from appliance.supervisor.history import Phase
 from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.log_ring import LogLine
 from appliance.supervisor.machine import MachineState
-from appliance.supervisor.policy import TABLE, Response
+from appliance.supervisor.policy import TABLE, Response, because
+from appliance.supervisor.run_note import Unclosed, about, systemd_says
+
+OPEN_MAX = 100
+"""Incidents of before that are looked at for one that nobody closed."""
 
 log = structlog.get_logger()
 Diagnose = Callable[..., Diagnosis]
@@ -52,11 +58,14 @@ class Casework:
         self._cards = cards
         self._store = store
         self._diagnose = diagnose
-        newest = store.recent(1)
+        newest = store.recent(OPEN_MAX)
         self.last_incident: dict[str, Any] | None = newest[0] if newest else None
+        self._open = {document["incident_id"]: float(document["time_s"]) for document in newest if document["recovered_s"] is None}
 
     def hear(self, before: MachineState, event: ev.Event, after: MachineState) -> None:
         """What the machine finds out by its own clock is evidence too."""
+        if after.answering and not before.answering:
+            self._close(before.recovering[0] if before.recovering is not None else "")
         late = isinstance(event, ev.TimerFired) and event.timer is ev.Timer.START and before.failure is None and after.failure is not None
         if late and after.spec is not None:
             self._desk.add_late_start(after.spec.start_deadline_s)
@@ -91,12 +100,54 @@ class Casework:
             uptime_s=failure.uptime_s,
             flight=self._flight.record,
         )
+        self._keep(incident)
+
+    async def account_for(self, ended: Unclosed, unit: str | None) -> None:
+        """The end of an applianced that nobody had stopped is an incident of its own; what systemd says about it is added."""
+        kernel = [] if ended.rebooted else about(ended.pid, self._desk.kernel)
+        evidence = [*kernel, ended.evidence(time.time())]
+        diagnosis = self._diagnose(evidence, stopped_by_us=False, engine=self._backend.name)
+        incident = Incident(
+            incident_id=incident_id(),
+            time_s=ended.heard_s,
+            generation=ended.generation,
+            engine=self._backend.name,
+            engine_version=self._backend.version,
+            model="",
+            phase=(Phase.SERVING if ended.served else Phase.START).value,
+            diagnosis=diagnosis,
+            action=Action(ActionKind.RESTART_SAME, because("went on where the last applianced had ended", diagnosis)),
+            evidence=tuple(evidence),
+            uptime_s=ended.uptime_s,
+        )
+        self._keep(incident)
+        said = await systemd_says(ended, unit)
+        if said:
+            self._store.add_evidence(incident.incident_id, said)
+            better = self._diagnose([*said, *evidence], stopped_by_us=False, engine=self._backend.name)
+            self._store.amend(incident.incident_id, diagnosis=to_json(better))
+
+    def _keep(self, incident: Incident) -> None:
         self._store.record(incident)
+        self._open[incident.incident_id] = incident.time_s
         self.last_incident = incident_to_json(incident, evidence=False)
-        log.warning(effect.action.basis, incident=incident.incident_id, cause=effect.diagnosis.cause.label, action=effect.action.kind.value)
+        log.warning(
+            incident.action.basis,
+            incident=incident.incident_id,
+            cause=incident.diagnosis.cause.label,
+            action=incident.action.kind.value,
+        )
+
+    def _close(self, but: str) -> None:
+        """Those that an applianced before us left open, and those of starts that failed on the way: it serves again."""
+        for incident, time_s in self._open.items():
+            if incident != but:
+                self._store.recovered(incident, max(0.0, time.time() - time_s))
+        self._open = {incident: time_s for incident, time_s in self._open.items() if incident == but}
 
     def recovered(self, incident: str, recovered_s: float) -> None:
         """The service is back."""
+        self._open.pop(incident, None)
         self._store.recovered(incident, recovered_s)
         if self.last_incident is not None and self.last_incident["incident_id"] == incident:
             self.last_incident |= {"recovered_s": recovered_s}

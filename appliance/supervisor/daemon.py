@@ -45,6 +45,7 @@ from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.run_dir import RunDir
 from appliance.supervisor.settings import MachineSettings, fingerprint
 from appliance.supervisor.spare_keeper import SpareKeeper, Wish
+from appliance.supervisor.run_note import RunNote, own_unit
 
 TURN_S = 1.0
 """A turn is completed at least so often, for the watchdog."""
@@ -89,6 +90,7 @@ class Supervisor:
         self.casework = Casework(self.backend, self.desk, self.cards, self.flight, store, diagnose)
         self.life: EngineLife | None = None
         self.state = self._first_state()
+        self.run_note = RunNote(store, self.kernel_log.boot_id)
         self.board = PublicationBoard(publication_of(self.state))
         self.spares = SpareKeeper(self._wish, self._spare_group, self.start_task)
         self._adopts_orphans = adopts_orphans
@@ -110,6 +112,10 @@ class Supervisor:
         self.start_task(self.flight.run(), "flight recorder", None)
         self.notifier.ready()
         try:
+        self.run_note.write(self.state.state.value, self.state.generation, answering=False)
+        self.start_task(self.run_note.keep_fresh(), "run note", None)
+        if self.run_note.unclosed is not None:
+            self.start_task(self.casework.account_for(self.run_note.unclosed, own_unit()), "account", None)
             while not self._ended:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(TURN_S, self.notifier.watchdog_interval_s or TURN_S)):
@@ -118,6 +124,7 @@ class Supervisor:
         finally:
             await self._put_away()
 
+            self.run_note.close()
     def post(self, event: ev.Event) -> None:
         """Something happened; the next turn sees it."""
         self._events.append((event, None))
@@ -174,6 +181,7 @@ class Supervisor:
             self.spares.look()
             self._have_served |= self.state.answering
             if self.state.state is EngineState.DRAINING and self.life is not None:
+            self.run_note.write(self.state.state.value, self.state.generation, answering=self.state.answering)
                 self.life.hurry()
         if isinstance(event, ev.StopRequested):
             self.notifier.stopping()

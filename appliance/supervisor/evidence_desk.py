@@ -142,6 +142,11 @@ class EvidenceDesk:
         if count > 0:
             self._fact(Source.CGROUP, f"the engine's cgroup counts {count} oom_kill", {"oom_kill": count})
 
+    @property
+    def kernel(self) -> list[Evidence]:
+        """Its lines, whatever they are about."""
+        return [item for _moment_s, item in self._kernel]
+
     def collect(self, lines: Sequence[LogLine]) -> list[Evidence]:
         """Everything, in the order of time within each source."""
         log = [Evidence(Source.ENGINE_LOG, line.text, line.time_s, line.number, self._boot_id) for line in lines]

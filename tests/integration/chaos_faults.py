@@ -169,8 +169,9 @@ def crash_after_a_jump_of(offset_s: int) -> Callable[[Rig], None]:
     def do(rig: Rig) -> None:
         before = rig.applianced.status()["generation"]
         rig.set_clock(offset_s)
-        rig.kernel_says("NVRM: Xid (PCI:0000:01:00): 31, pid=1, name=python, MMU Fault: ENGINE GRAPHICS")
-        os.kill(engine_pid(rig), signal.SIGABRT)
+        pid = engine_pid(rig)
+        rig.kernel_says(f"NVRM: Xid (PCI:0000:01:00): 31, pid={pid}, name=python, MMU Fault: ENGINE GRAPHICS")
+        os.kill(pid, signal.SIGABRT)
         rig.applianced.wait_state("serving", "degraded", above=before)
         rig.set_clock(0)
 
@@ -219,6 +220,7 @@ def faults_for(rig: Rig) -> list[Fault]:
     hang = frozenset({"engine_watchdog"})
     illegal = frozenset({"cuda_illegal_access"})
     unknown = frozenset({"unknown"})
+    lost = frozenset({"gpu_off_bus", "host_power_reset"})  # the card, and then a reboot that nobody announced
     found = [
         Fault("kill -9", by_signal(signal.SIGKILL), frozenset({"killed_unknown"})),
         Fault("kill -SEGV", by_signal(signal.SIGSEGV), frozenset({"segfault_native"})),
@@ -247,13 +249,13 @@ def faults_for(rig: Rig) -> list[Fault]:
         Fault("a restart by a person", restart_by_a_person),
         Fault("a drain by a person", drain_and_resume),
         Fault("SIGHUP", reload),
-        Fault("Xid 79 on both cards", lose_both_cards, frozenset({"gpu_off_bus"}), restarts=True),
-        Fault("NVML says that a card is lost", lose_a_card_by_nvml, frozenset({"gpu_off_bus"}), restarts=True),
-        Fault("kill -9 of applianced", kill_applianced, restarts=True),
+        Fault("Xid 79 on both cards", lose_both_cards, lost, restarts=True),
+        Fault("NVML says that a card is lost", lose_a_card_by_nvml, lost, restarts=True),
+        Fault("kill -9 of applianced", kill_applianced, frozenset({"supervisor_died"}), restarts=True),
         Fault(
             "kill -9 of applianced in a recovery",
             kill_applianced_in_a_recovery,
-            frozenset({"killed_unknown"}),
+            frozenset({"killed_unknown", "supervisor_died"}),
             certain=False,
             restarts=True,
         ),
