@@ -26,7 +26,7 @@ def plan_from_log(text: str, inputs: PlanInputs | None, given: Mapping[str, Any]
     log = read_startup_log(text)
     if not log.figures:
         raise ApplianceError(
-            f"{given['log_file']} holds no memory line of SGLang, vLLM or llama.cpp",
+            f"{given['log_file']} holds no memory line of SGLang, vLLM, llama.cpp or the built-in engine",
             hint="the lines of the engine's start are needed, at INFO level",
         )
     if inputs is None:

@@ -51,6 +51,7 @@ def _print(state: EngineState, answer: Json) -> None:
             ("up", format_duration(float(answer.get("uptime_s") or 0.0))),
             ("restarts", str(answer.get("restarts", ""))),
             ("rung", _rung(answer.get("rung"), answer.get("rungs"))),
+            ("memory proof", str((answer.get("proof") or {}).get("detail", ""))),
             ("limits", _limits(answer.get("limits"))),
             ("last incident", _incident(answer.get("last_incident"))),
             *_sensors(answer.get("sensors")),

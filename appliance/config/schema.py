@@ -319,8 +319,9 @@ class LadderTable:
     prove: str = key(
         "change",
         "When the longest prompt that a rung promises to take is run through the engine while its memory is measured (docs/budget.md): "
-        "change: before clients are served, where the rung, the model or the engine's version is new; always: at each start; idle: once "
-        "nobody asks for anything; off: never. A rung that leaves too little memory is left for the next one.",
+        "change: where the rung, the model or the engine's version is new, before clients are served, or in idle time where the plan "
+        "leaves plenty; always: before clients are served, at each start; idle: once nobody asks for anything; off: never. A rung that "
+        "leaves too little memory is left for the next one.",
         choices=("change", "always", "idle", "off"),
     )
 

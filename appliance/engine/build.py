@@ -67,8 +67,9 @@ def load_decoder(model_path: Path, most_copied_bytes: int | None = None) -> Deco
     log.info("Load weight begin. model=%s", model_path)
     started_s = time.monotonic()
     config = read_config(read_config_json(model_path))
-    decoder = Decoder(config, ModelWeights(model_path, most_copied_bytes))
-    log.info("Load weight end. elapsed=%.2f s", time.monotonic() - started_s)
+    weights = ModelWeights(model_path, most_copied_bytes)
+    decoder = Decoder(config, weights)
+    log.info("Load weight end. bytes=%d elapsed=%.2f s", weights.served_bytes, time.monotonic() - started_s)
     return decoder
 
 

@@ -76,6 +76,11 @@ class ModelWeights:
         self._most_copied_bytes = most_copied_bytes
         self._copied_bytes = 0
 
+    @property
+    def served_bytes(self) -> int:
+        """What its tensors take as they are served, in float32."""
+        return sum(math.prod(place.shape) for place in self._places.values()) * torch.float32.itemsize
+
     def has(self, name: str) -> bool:
         """Whether the checkpoint has it."""
         return name in self._places

@@ -113,6 +113,15 @@ LLAMACPP = (
 )
 """Old ("llm_load_tensors:", "llama_kv_cache_init:") and new ("load_tensors:", "llama_kv_cache:") prefixes."""
 
+NATIVE = (
+    _line("weights", r"Load weight end\. bytes=<n>", 1),
+    _line("kv_pool", r"KV cache is allocated\. bytes=<n>", 1),
+    _line("context", r"The engine is ready\..*? context_length_tokens=<n>", 1),
+    _line("max_running", r"The engine is ready\..*? max_running=<n>", 1),
+    _line("kv_tokens", r"The engine is ready\..*? kv_tokens=<n>", 1),
+)
+"""The built-in engine's. Free memory it does not look at, that is the supervisor's to measure; version and dtype are ours."""
+
 SUMMED = frozenset({"sglang.weights", "sglang.graphs", "llamacpp.weights", "llamacpp.kv_pool", "llamacpp.linear_state"})
 """Figures that come in parts: a model and its drafter, several graphs, several buffers."""
 
@@ -125,7 +134,11 @@ ENGINE_MARKS = (
             r"|Memory profiling results|# GPU blocks"
         ),
     ),
-    ("sglang", re.compile(r"Load weight |Memory pool end|KV Cache is allocated|max_total_num_tokens|mem_fraction_static|sglang")),
+    ("native", re.compile(r"(?:The engine is ready|Load weight begin)\. model=|(?:KV cache is allocated|Load weight end)\. bytes=")),
+    (
+        "sglang",
+        re.compile(r"Load weight .*avail mem|Memory pool end|KV Cache is allocated|max_total_num_tokens|mem_fraction_static|sglang"),
+    ),
 )
 """Whose log it is; the engine with the most lines."""
 

@@ -39,6 +39,31 @@ def model_facts(path: Path | str) -> ModelFacts:
     return facts_from_config(_json_object(where), where.parent.name if where.name == "config.json" else where.stem)
 
 
+def model_identity(path: Path | str) -> str:
+    """Name and stamp of a model on this box: what was measured of one is not held to be true of another by the same name.
+
+    The stamp is of config.json and of the names and sizes of the weights: a copy of the folder is the same model.
+
+    Raises:
+        ModelError: there is no such file or folder, or it may not be read.
+    """
+    import hashlib  # for plans of this box's own model alone
+
+    where = Path(path)
+    try:
+        if where.is_file() and where.name == "config.json":
+            where = where.parent
+        files = sorted(where.iterdir()) if where.is_dir() else [where]
+        weights = [f"{file.name} {file.stat().st_size}" for file in files if file.suffix in (".safetensors", ".gguf")]
+        config = where / "config.json"
+        text = config.read_bytes() if config.is_file() else b""
+        name = where.resolve().name
+    except OSError as error:
+        raise ModelError(f"{where} cannot be read: {error.strerror}", hint="name a model folder that is there") from error
+    stamp = hashlib.sha256(text + "\n".join(weights).encode()).hexdigest()
+    return f"{name}-{stamp[:12]}"
+
+
 def _folder_facts(folder: Path) -> ModelFacts:
     config_file = folder / "config.json"
     if not config_file.is_file():

@@ -11,7 +11,16 @@ from dataclasses import replace
 from appliance.core.plan import MemoryPlan, Term
 from appliance.core.units import MIB
 from appliance.planner.activation import step_token_bytes
-from appliance.planner.chain import CONTEXT_STEP_TOKENS, fitting_context, free_before_engine, gib, link, loaded_weight_bytes, whole_plan
+from appliance.planner.chain import (
+    CONTEXT_STEP_TOKENS,
+    fitting_context,
+    free_before_engine,
+    gib,
+    link,
+    loaded_weight_bytes,
+    needed_headroom_bytes,
+    whole_plan,
+)
 from appliance.planner.elements import dtype_bytes
 from appliance.planner.inputs import PlanInputs
 
@@ -20,6 +29,8 @@ PROCESS_BYTES = 350 * MIB
 PREFILL_SHARE = 0.6
 """engine.prefill_fraction: blocks that hold prompts."""
 _NUMBER_BYTES = 4
+_TILE_TOKENS = 64
+"""Query tokens whose scores are computed together (kernels/paged_prefill)."""
 
 
 def resolve(inputs: PlanInputs) -> PlanInputs:
@@ -63,6 +74,45 @@ def cell_bytes(inputs: PlanInputs) -> int:
     return 2 * layers * model.kv_heads * model.head_dim * _NUMBER_BYTES
 
 
+def attention_token_bytes(inputs: PlanInputs) -> int:
+    """What the prefill kernel takes for each token that the chunk's last one sees, beside the layer's own tensors, 32 bits each:
+
+    gathered keys and values 2 × kv heads × width; masks chunk × group; and for a tile of 64 query tokens six matrices kv heads × 64 × group
+    of scores, exponents and what the allocator keeps of them (kernels/paged_prefill, tiles.attend_tiles).
+    Source: 13.1, 24.0 and 49.4 MiB measured for chunks of 64, 256 and 1,024 at 1,024 tokens of SmolLM2-135M, 136.5 for 256 at 6,976.
+    """
+    model = inputs.model
+    group = max(1, (model.attention_heads or model.kv_heads) // model.kv_heads)
+    scores = 6 * model.kv_heads * min(inputs.chunk, _TILE_TOKENS) * group
+    return (2 * model.kv_heads * model.head_dim + inputs.chunk * group + scores) * _NUMBER_BYTES
+
+
+def step_bytes(inputs: PlanInputs) -> int:
+    """What a prefill step takes however long its prompt is: the chunk's widest layer, and three rows of logits a sequence."""
+    return inputs.chunk * step_token_bytes(inputs.model, 1, _NUMBER_BYTES) + 3 * inputs.running * inputs.model.vocab_size * _NUMBER_BYTES
+
+
+def _context(inputs: PlanInputs, kv_tokens: int, left_bytes: int) -> int:
+    """The wanted one, else the largest multiple of 1,024 that pool and headroom allow: the peak grows with it."""
+    context = fitting_context(inputs, kv_tokens)
+    if inputs.context_length_tokens is not None or inputs.measured.activation_peak_bytes is not None:
+        return context
+    room = int(left_bytes / (1 + inputs.margin)) - step_bytes(inputs)
+    return min(context, max(0, room // attention_token_bytes(inputs)) // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS)
+
+
+def tightest_fraction(inputs: PlanInputs) -> float:
+    """The fraction with the longest context, the highest of several: more pool is less headroom, which the peak of a long prompt needs."""
+    fractions = [round(inputs.red_line - step * 0.01, 4) for step in range(max(1, round((inputs.red_line - 0.2) / 0.01) + 1))]
+
+    def worth(fraction: float) -> tuple[bool, int, float]:
+        plan = plan_at(inputs, fraction)
+        enough = plan.headroom_bytes >= needed_headroom_bytes(inputs, plan.activation_peak_bytes)
+        return enough, plan.context_length_tokens, fraction
+
+    return max(fractions, key=worth)
+
+
 def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
     """The whole chain of resolved inputs at one share of the free memory."""
     free, weight, cell = free_at_start(inputs), weights(inputs), cell_bytes(inputs)
@@ -78,12 +128,12 @@ def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
     if inputs.measured.kv_pool_bytes is None and tokens > useful:
         tokens = useful // block * block
         pool = replace(pool, size_bytes=(tokens // block + 1) * block * cell, formula=f"{inputs.running} sequences of the model's limit")
-    step = inputs.chunk * step_token_bytes(inputs.model, 1, _NUMBER_BYTES) + 3 * inputs.running * inputs.model.vocab_size * _NUMBER_BYTES
-    peak = link(
-        inputs, "prefill peak", inputs.measured.activation_peak_bytes, step,
-        f"chunk of {inputs.chunk:,} tokens and {inputs.running} rows of logits, 32 bits", "widest layer",
-    )  # fmt: skip
     left = free.size_bytes - weight.size_bytes - pool.size_bytes
+    context = _context(inputs, tokens, left)
+    attention = context * attention_token_bytes(inputs)
+    words = f"chunk of {inputs.chunk:,} tokens, {gib(attention)} of attention over {context:,}, {inputs.running} rows of logits"
+    measured = inputs.measured.activation_peak_bytes
+    peak = link(inputs, "prefill peak", measured, step_bytes(inputs) + attention, words, "widest layer")
     headroom = Term("headroom", left, "free − weights − pool", "what a step may take")
     return whole_plan(
         mem_fraction,
@@ -95,6 +145,6 @@ def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
         kv_tokens=tokens,
         headroom_bytes=left,
         peak_bytes=peak.size_bytes,
-        context_tokens=fitting_context(inputs, tokens),
+        context_tokens=context,
         terms=(free, weight, pool, headroom, peak),
     )

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from appliance.planner.inputs import Measured, PlanInputs
-from appliance.planner.log_patterns import ENGINE_MARKS, KV_DTYPES, LLAMACPP, SGLANG, SUMMED, VERSIONS, VLLM, LinePattern
+from appliance.planner.log_patterns import ENGINE_MARKS, KV_DTYPES, LLAMACPP, NATIVE, SGLANG, SUMMED, VERSIONS, VLLM, LinePattern
 
-_PATTERNS = {"sglang": SGLANG, "vllm": VLLM, "llamacpp": LLAMACPP}
+_PATTERNS = {"sglang": SGLANG, "vllm": VLLM, "llamacpp": LLAMACPP, "native": NATIVE}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\b(?:TP|Worker_TP)(\d+)\b|\bgpu(?:_id)?=(\d+)\]")
 _DEVICE = re.compile(r"\b(?:CUDA|ROCm|Vulkan)(\d+) ")
@@ -30,7 +30,7 @@ class StartupLog:
     """What a log says of one rank (the first).
 
     Attributes:
-        engine: "sglang", "vllm", "llamacpp" or "" when no line was known.
+        engine: "sglang", "vllm", "llamacpp", "native" or "" when no line was known.
         version: as printed, or empty.
         kv_dtype: as printed, in the words of --kv-dtype, or empty.
         figures: by the names of log_patterns.
@@ -58,7 +58,7 @@ class StartupLog:
 
 
 def read_startup_log(text: str) -> StartupLog:
-    """The figures of a log, whichever of the three engines wrote it."""
+    """The figures of a log, whichever of the engines wrote it."""
     lines = [_COLOUR.sub("", line) for line in text.splitlines()]
     engine = _engine_of(lines)
     if not engine:
@@ -74,7 +74,7 @@ def read_startup_log(text: str) -> StartupLog:
             first_rank = rank if first_rank is None and rank else first_rank
             if rank in ("", first_rank):
                 _note(figures, engine, pattern, float(match[1].replace(",", "")), number, line.strip())
-    return StartupLog(engine, _first(VERSIONS[engine], lines), _kv_dtype(engine, lines), figures)
+    return StartupLog(engine, _first(VERSIONS.get(engine), lines), _kv_dtype(engine, lines), figures)
 
 
 def _engine_of(lines: list[str]) -> str:
@@ -99,18 +99,18 @@ def _note(figures: dict[str, Figure], engine: str, pattern: LinePattern, number:
     figures[pattern.name] = Figure(value, line, text)
 
 
-def _first(pattern: re.Pattern[str], lines: list[str]) -> str:
-    return next((match[1] for match in map(pattern.search, lines) if match is not None), "")
+def _first(pattern: re.Pattern[str] | None, lines: list[str]) -> str:
+    return "" if pattern is None else next((match[1] for match in map(pattern.search, lines) if match is not None), "")
 
 
 def _kv_dtype(engine: str, lines: list[str]) -> str:
-    word = _first(KV_DTYPES[engine], lines)
+    word = _first(KV_DTYPES.get(engine), lines)
     return _SAME_DTYPE.get(word, word)
 
 
 def measured_terms(log: StartupLog) -> Measured:
     """The log's figures as the planner's terms."""
-    reader = {"sglang": _sglang, "vllm": _vllm, "llamacpp": _llamacpp}.get(log.engine)
+    reader = {"sglang": _sglang, "vllm": _vllm, "llamacpp": _llamacpp, "native": _native}.get(log.engine)
     return Measured() if reader is None else replace(reader(log), source=log.lines())
 
 
@@ -143,6 +143,10 @@ def _vllm(log: StartupLog) -> Measured:
 
 def _llamacpp(log: StartupLog) -> Measured:
     return Measured(None, log.size("weights"), log.size("linear_state"), None, log.size("compute"), log.size("kv_pool"))
+
+
+def _native(log: StartupLog) -> Measured:
+    return Measured(weight_bytes=log.size("weights"), kv_pool_bytes=log.size("kv_pool"))
 
 
 def as_started(inputs: PlanInputs, log: StartupLog) -> PlanInputs:

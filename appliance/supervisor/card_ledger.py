@@ -64,6 +64,11 @@ class CardLedger:
         chosen = _chosen(on_bus, os.environ.get(_VISIBLE))
         return tuple(card for card in chosen if card.address not in self._lost)
 
+    @property
+    def first_uuid(self) -> str:
+        """Of the first usable card, as what an engine's memory figures are kept by; empty where none says."""
+        return next((card.uuid for card in self.usable() if card.uuid), "")
+
     def environment(self) -> Mapping[str, str]:
         """What keeps an engine off the lost cards: CUDA then does not so much as enumerate them."""
         if not self._lost:

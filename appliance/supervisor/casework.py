@@ -70,15 +70,19 @@ class Casework:
         if late and after.spec is not None:
             self._desk.add_late_start(after.spec.start_deadline_s)
 
-    def judge(self, generation: int, lines: Sequence[LogLine], *, uses_gpu: bool) -> ev.Diagnosed:
-        """The fast verdict, on what is in memory."""
+    def judge(self, asked: ev.Diagnose, lines: Sequence[LogLine], *, uses_gpu: bool) -> ev.Diagnosed:
+        """The fast verdict, on what is in memory; or the one that is known."""
+        diagnosis = asked.known or self._fast(lines)
+        cards_left = self._cards_left(diagnosis) if uses_gpu else None
+        return ev.Diagnosed(asked.generation, diagnosis, incident_id(), random.random(), cards_left)
+
+    def _fast(self, lines: Sequence[LogLine]) -> Diagnosis:
         evidence = brief(self._desk.collect(lines))
         began_s = time.monotonic()
         diagnosis = unasked(self._diagnose(evidence, stopped_by_us=False, engine=self._backend.name), evidence)
         took_s = time.monotonic() - began_s
         log.info(diagnosis.sentence, cause=diagnosis.cause.label, confidence=diagnosis.confidence.value, took_s=round(took_s, 3))
-        cards_left = self._cards_left(diagnosis) if uses_gpu else None
-        return ev.Diagnosed(generation, diagnosis, incident_id(), random.random(), cards_left)
+        return diagnosis
 
     def record(self, effect: ev.RecordIncident, lines: Sequence[LogLine], model: str) -> None:
         """Keep it, with all the evidence there is by now."""

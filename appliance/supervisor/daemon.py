@@ -22,30 +22,33 @@ from appliance.gpu.cards import Roots
 from appliance.gpu.kernel_line import KernelLine
 from appliance.gpu.kernel_log import KernelLog
 from appliance.gpu.nvml import NvmlReader
+from appliance.planner.calibration import CPU
 from appliance.supervisor import events as ev
 from appliance.supervisor.aftermath import examine
+from appliance.supervisor.budget import Budget
 from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, cannot_plan, incident_id, launch_facts
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.flight_recorder import FlightRecorder
 from appliance.supervisor.gpu_watch import GpuWatch
-from appliance.supervisor.groups import Delegation, Group, SessionGroup
+from appliance.supervisor.groups import Delegation, Groups
 from appliance.supervisor.hang import HangLimits
 from appliance.supervisor.history import History
 from appliance.supervisor.hook import run_hook
 from appliance.supervisor.incidents import IncidentStore, Memory
-from appliance.supervisor.ladder import ladder_of
 from appliance.supervisor.life import EngineLife, Surroundings
 from appliance.supervisor.log_ring import LogLine, LogRing
 from appliance.supervisor.machine import MachineState, Purpose, publication_of, step
 from appliance.supervisor.notify import Notifier
+from appliance.supervisor.policy import rung_for_refused
 from appliance.supervisor.probe import ProbeSettings
 from appliance.supervisor.reboot import reboot
 from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.run_dir import RunDir
+from appliance.supervisor.run_note import RunNote, own_unit
 from appliance.supervisor.settings import MachineSettings, fingerprint
 from appliance.supervisor.spare_keeper import SpareKeeper, Wish
-from appliance.supervisor.run_note import RunNote, own_unit
+from appliance.supervisor.timers import Timers
 
 TURN_S = 1.0
 """A turn is completed at least so often, for the watchdog."""
@@ -87,17 +90,17 @@ class Supervisor:
         self.flight = FlightRecorder(
             self.gpu.ask_nvml, lambda: self.life.counters if self.life is not None else None, lambda: self.state.uses_gpu
         )
+        self.run_note = RunNote(store, self.kernel_log.boot_id)
         self.casework = Casework(self.backend, self.desk, self.cards, self.flight, store, diagnose)
         self.life: EngineLife | None = None
+        self.budget = Budget(self.backend, store, self.post, self.gpu.look)
         self.state = self._first_state()
-        self.run_note = RunNote(store, self.kernel_log.boot_id)
         self.board = PublicationBoard(publication_of(self.state))
-        self.spares = SpareKeeper(self._wish, self._spare_group, self.start_task)
-        self._adopts_orphans = adopts_orphans
-        self._leaders: set[int] = set()
+        self._groups = Groups(delegation, adopts_orphans=adopts_orphans)
+        self.spares = SpareKeeper(self._wish, self._groups.of_spare, self.start_task)
         self._events: deque[tuple[ev.Event, asyncio.Future[MachineState] | None]] = deque()
         self._woken = asyncio.Event()
-        self._timers: dict[ev.Timer, asyncio.TimerHandle] = {}
+        self._timers = Timers(self.post)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
         self._have_served = False
@@ -109,22 +112,22 @@ class Supervisor:
         """Until stopped. The only caller of step()."""
         self.kernel_log.start(self._on_kernel_lines)
         self.post(ev.Started())
-        self.start_task(self.flight.run(), "flight recorder", None)
-        self.notifier.ready()
-        try:
         self.run_note.write(self.state.state.value, self.state.generation, answering=False)
         self.start_task(self.run_note.keep_fresh(), "run note", None)
         if self.run_note.unclosed is not None:
             self.start_task(self.casework.account_for(self.run_note.unclosed, own_unit()), "account", None)
+        self.start_task(self.flight.run(), "flight recorder", None)
+        self.notifier.ready()
+        try:
             while not self._ended:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(TURN_S, self.notifier.watchdog_interval_s or TURN_S)):
                         await self._woken.wait()
                 self._turn()
+            self.run_note.close()
         finally:
             await self._put_away()
 
-            self.run_note.close()
     def post(self, event: ev.Event) -> None:
         """Something happened; the next turn sees it."""
         self._events.append((event, None))
@@ -178,19 +181,19 @@ class Supervisor:
             move = f"{before.state.value} -> {self.state.state.value}"
             log.info(self.state.sentence, state=self.state.state.value, before=before.state.value, generation=self.state.generation)
             self.store.note(move, self.state.sentence)
+            self.run_note.write(self.state.state.value, self.state.generation, answering=self.state.answering)
             self.spares.look()
             self._have_served |= self.state.answering
             if self.state.state is EngineState.DRAINING and self.life is not None:
-            self.run_note.write(self.state.state.value, self.state.generation, answering=self.state.answering)
                 self.life.hurry()
-        if isinstance(event, ev.StopRequested):
-            self.notifier.stopping()
-        if isinstance(event, ev.ResumeRequested) and before.state is EngineState.PARKED:
-            self.gpu.forgive()
             if before.state is EngineState.PROVING and self.state.limits is not None and self.state.answering and self.life is not None:
                 served = self.budget.served(self.config, self.life, self.state.limits, last=self._on_last_rung)
                 self.life.follow(served, "budget")
         self.casework.hear(before, event, self.state)
+        if isinstance(event, ev.StopRequested):
+            self.notifier.stopping()
+        if isinstance(event, ev.ResumeRequested) and before.state is EngineState.PARKED:
+            self.gpu.forgive()
 
     def _perform_guarded(self, effect: ev.Effect) -> None:
         """A defect in our hands may not end the service: it is logged, and the machine gets an answer that it can act on."""
@@ -211,7 +214,7 @@ class Supervisor:
             case ev.Spawn():
                 self._spawn(effect)
             case ev.Prove() if self.life is not None:
-                self.life.prove(self.backend.proof(self.config))
+                self._prove(self.life)
             case ev.Kill() if self.life is not None and self.life.generation == effect.generation:
                 self._kill(effect, self.life)
             case ev.Kill(generation=generation):
@@ -219,11 +222,11 @@ class Supervisor:
             case ev.Abandon() if self.life is not None:
                 self.life.abandon()
                 self.life = None
-            case ev.Diagnose(generation=generation):
+            case ev.Diagnose():
                 self.kernel_log.drain()
-                self.post(self.casework.judge(generation, self._lines, uses_gpu=self.state.uses_gpu))
+                self.post(self.casework.judge(effect, self._lines, uses_gpu=self.state.uses_gpu))
             case ev.SetTimer():
-                self._set_timer(effect)
+                self._timers.set(effect)
             case ev.Exit():
                 self._ended = True
             case _:
@@ -261,7 +264,7 @@ class Supervisor:
     # -- starting --------------------------------------------------------------------------------------------------------
 
     def _first_state(self) -> MachineState:
-        ladder = ladder_of(self.backend, self.config)
+        ladder = self.budget.ladder(self.config)
         memory = self.store.load()
         # Another configuration is another story: what failed under the old one is not held against the new one.
         history = memory.history if memory.settings == fingerprint(self.config) else History()
@@ -287,36 +290,30 @@ class Supervisor:
     def _spawn(self, effect: ev.Spawn) -> None:
         self.run_dir.remove_engine_sockets()
         self.desk.begin_life(self.cards.lost)
+        self.budget.begin_life(self.config, self.cards.first_uuid if self.state.uses_gpu else CPU)
+        self.desk.add_launch(launch_facts(self.config, effect.spec))
         life = EngineLife(effect.generation, effect.spec, self._around)
         self.life = life
         supervisor = self.config.supervisor
         limits = HangLimits(supervisor.hang_floor_s, supervisor.hang_ceiling_s)
-        self.budget.begin_life(self.config, self.cards.first_uuid if self.state.uses_gpu else CPU)
-        self.desk.add_launch(launch_facts(self.config, effect.spec))
-        probes = ProbeSettings(
-            supervisor.probe_interval_s,
-            supervisor.probe_timeout_s,
-            limits,
-            supervisor.start_stall_s,
-            supervisor.canary_s,
-            self.backend.proof(self.config),
-            self.backend.voice,
-        )
+        canary, voice = self.backend.proof(self.config), self.backend.voice
+        every_s, timeout_s = supervisor.probe_interval_s, supervisor.probe_timeout_s
+        probes = ProbeSettings(every_s, timeout_s, limits, supervisor.start_stall_s, supervisor.canary_s, canary, voice)
         ring = LogRing(self.config.diagnosis.log_ring_lines)
         limits_told = self.backend.limits(self.config, effect.spec.rung)
-        life.begin(lambda: self._group(effect.generation), ring, probes, limits_told, self.spares.take(effect.spec))
+        life.begin(lambda: self._groups.of_life(effect.generation), ring, probes, limits_told, self.spares.take(effect.spec))
 
-    def _group(self, generation: int) -> Group:
-        if self.delegation is not None:
-            with contextlib.suppress(OSError):
-                return self.delegation.group(generation)
-        return SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders)
+    def _prove(self, life: EngineLife) -> None:
+        limits = self.state.limits or self.backend.limits(self.config, life.spec.rung)
 
-    def _spare_group(self, number: int) -> Group:
-        if self.delegation is not None:
-            with contextlib.suppress(OSError):
-                return self.delegation.spare_group(number)
-        return SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders, is_spare=True)
+        async def then() -> None:
+            await self.budget.prove(self.config, life, limits, last=self._on_last_rung)
+
+        life.prove(self.backend.proof(self.config), then)
+
+    @property
+    def _on_last_rung(self) -> bool:
+        return rung_for_refused(self.state.history, self.state.ladder) is None
 
     def _wish(self) -> Wish:
         state = self.state
@@ -356,7 +353,7 @@ class Supervisor:
         """Take over what can be taken over; says what changed and when it counts."""
         found = changes(self.config, config)
         self.config = merged(self.config, config)
-        self.post(ev.SettingsChanged(MachineSettings.of(self.config), ladder_of(self.backend, self.config)))
+        self.post(ev.SettingsChanged(MachineSettings.of(self.config), self.budget.ladder(self.config)))
         self.spares.look()
         return found
 
@@ -381,8 +378,7 @@ class Supervisor:
 
     async def _put_away(self) -> None:
         self.kernel_log.stop()
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timers.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -401,13 +397,6 @@ class Supervisor:
     def _publish(self, publication: Publication) -> None:
         self.board.post(publication)
         self.notifier.status(publication.reason)
-
-    def _set_timer(self, effect: ev.SetTimer) -> None:
-        old = self._timers.pop(effect.timer, None)
-        if old is not None:
-            old.cancel()
-        event = ev.TimerFired(effect.generation, effect.timer)
-        self._timers[effect.timer] = asyncio.get_running_loop().call_later(effect.delay_s, self.post, event)
 
 
 def _log_engine_line(generation: int, line: LogLine) -> None:

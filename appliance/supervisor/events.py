@@ -21,7 +21,7 @@ class Timer(enum.Enum):
     """What may run out. Setting a timer again replaces it."""
 
     START = "start"
-    """The engine has not proved itself by its start deadline."""
+    """The engine has not proved itself by its start deadline; the longest prompt has as long again."""
     SETTLE = "settle"
     """A fatal line was read; the lines that follow it (a traceback) had this long to arrive."""
     DRAIN = "drain"
@@ -121,8 +121,16 @@ class EngineReady:
 
 
 @dataclass(frozen=True, slots=True)
+class WorstCaseBegun:
+    """The canary's answer is in, and the longest prompt that the rung promises to take is under way."""
+
+    generation: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Proved:
-    """The canary's answer is in."""
+    """The canary's answer is in, and that of the longest prompt where it was asked."""
 
     generation: int
 
@@ -133,6 +141,18 @@ class ProofFailed:
 
     generation: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProofRefused:
+    """It works, but the longest prompt that its rung promises to take leaves too little memory, or had no answer.
+
+    `diagnosis` is None where the engine's own evidence is to say why.
+    """
+
+    generation: int
+    text: str
+    diagnosis: Diagnosis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +280,9 @@ class SettingsChanged:
 
 
 Event = (
-    Started | GpuReady | NoGpu | GpuWaiting | CardsGone | Planned | PlanFailed | SpawnFailed | Loading | EngineReady | Proved
-    | ProofFailed | Progress | HangDetected | FatalLine | EngineEnding | EngineExited | GroupEmpty | GroupStuck | GpuLost | Diagnosed
-    | TimerFired | DrainRequested | RestartRequested | ResumeRequested | StopRequested | SettingsChanged
+    Started | GpuReady | NoGpu | GpuWaiting | CardsGone | Planned | PlanFailed | SpawnFailed | Loading | EngineReady | WorstCaseBegun
+    | Proved | ProofFailed | ProofRefused | Progress | HangDetected | FatalLine | EngineEnding | EngineExited | GroupEmpty | GroupStuck
+    | GpuLost | Diagnosed | TimerFired | DrainRequested | RestartRequested | ResumeRequested | StopRequested | SettingsChanged
 )  # fmt: skip
 
 
@@ -289,7 +309,7 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """Ask for one short real answer; answers with Proved or ProofFailed."""
+    """Ask for one short real answer, and run the longest prompt where that is due; answers with Proved, ProofFailed or ProofRefused."""
 
     generation: int
 
@@ -314,9 +334,10 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Diagnose:
-    """Collect the evidence of this life and judge it; answers with Diagnosed."""
+    """Collect the evidence of this life and judge it, or take the verdict that is known; answers with Diagnosed."""
 
     generation: int
+    known: Diagnosis | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from appliance.supervisor import proc_table
 from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.life import Post, Start
+from appliance.supervisor.memory_room import Look
 
 MEMORY_BACK_S = 5.0
 MEMORY_POLL_S = 0.05
@@ -95,6 +96,12 @@ class GpuWatch:
                 self._desk.add_nvml_loss(address)
                 self._post(ev.GpuLost(f"NVML says that the card at {address} is lost"))
         return report
+
+    async def look(self) -> Look | None:
+        """What is free on each card; None where NVML does not say."""
+        report = await self.ask_nvml()
+        free = {gpu.address: gpu.free_bytes for gpu in report.gpus if gpu.problem is None}
+        return Look(free) if free else None
 
     @property
     def nvml_problem(self) -> str | None:

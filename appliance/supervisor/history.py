@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass
 
 from appliance.core.causes import Cause
+from appliance.core.diagnosis import Diagnosis
 from appliance.core.plan import Rung
 
 
@@ -26,6 +27,9 @@ class Failure:
         first_evidence: its words.
         uptime_s: how long it had served; 0 for a start that failed.
         outside: somebody did it to the engine, so that no rung is to blame whatever the cause is called.
+        worst_case: it happened during the longest prompt of a proof run.
+        refused: nothing broke: the proof run was not passed.
+        known: the verdict, where it needs no evidence.
     """
 
     time_s: float
@@ -35,6 +39,9 @@ class Failure:
     first_evidence: str
     uptime_s: float = 0.0
     outside: bool = False
+    worst_case: bool = False
+    refused: bool = False
+    known: Diagnosis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +78,12 @@ class History:
         """How often this rung failed for this cause."""
         return next((entry.times for entry in self.tried if entry.cause is cause and entry.rung == rung), 0)
 
-    def with_failure(self, cause: Cause, phase: Phase) -> History:
-        """One more failure of the present rung."""
+    def with_failure(self, cause: Cause, phase: Phase, *, refused: bool = False) -> History:
+        """One more failure of the present rung. A start whose proof was refused was a good one."""
         others = tuple(entry for entry in self.tried if not (entry.cause is cause and entry.rung == self.rung))
         return dataclasses.replace(
             self,
-            start_failures=self.start_failures + (phase is Phase.START),
+            start_failures=self.start_failures + (phase is Phase.START and not refused),
             failures=self.failures + 1,
             tried=(*others, Tried(cause, self.rung, self.times(cause, self.rung) + 1)),
         )

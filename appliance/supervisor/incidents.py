@@ -84,6 +84,10 @@ class IncidentStore:
         rows = self._worker.submit(self._read, "SELECT value FROM memory WHERE key = ?", (key,)).result()
         return rows[0] if rows else {}
 
+    def recall_all(self, prefix: str) -> list[Document]:
+        """All that was kept under names that begin so. Blocking, at the start."""
+        return self._worker.submit(self._read, "SELECT value FROM memory WHERE substr(key, 1, ?) = ?", (len(prefix), prefix)).result()
+
     def record(self, incident: Incident) -> None:
         """Keep an incident; the oldest beyond diagnosis.keep_incidents go."""
         self._store(incident_to_json(incident))

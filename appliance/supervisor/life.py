@@ -67,13 +67,14 @@ class EngineLife:
         self._prober: Prober | None = None
         self._probing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._proving: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._ring: LogRing | None = None
         self._our_signals: set[str] = set()
         self._lines_told = 0
         self._watch_outside: LifeWatch | None = None
-        self.death: Death | None = None
         self._kin: Kinship | None = None
+        self.death: Death | None = None
         """Of its leader, by a signal."""
         self.counters: Counters | None = None
         """As it said last."""
@@ -108,12 +109,12 @@ class EngineLife:
 
     def _watch(self, process: EngineProcess) -> None:
         self._process = process
-        listener = Listener(ready=self._on_ready, progress=self._on_progress, hung=self._on_hang, ending=self._on_ending)
-        self._prober = Prober(self.spec, self._probes, self._fallback, process.cpu_s, listener, lambda: process.is_unread)
-        self._probing = self._start(self._prober.run(), "prober", ev.HangDetected(self.generation, "our prober failed by a defect"))
         self._kin = Kinship(process.group, self.spec.argv[0], self._around.namespaces)
         self._kin.look()
         self._desk.know(self._kin)
+        listener = Listener(ready=self._on_ready, progress=self._on_progress, hung=self._on_hang, ending=self._on_ending)
+        self._prober = Prober(self.spec, self._probes, self._fallback, process.cpu_s, listener, lambda: process.is_unread)
+        self._probing = self._start(self._prober.run(), "prober", ev.HangDetected(self.generation, "our prober failed by a defect"))
         self._look_from_outside(process)
 
     async def _take_over(self, spare: Spare, ring: LogRing) -> None:
@@ -157,27 +158,41 @@ class EngineLife:
             self._process.drain_output()
         return self._ring.lines if self._ring is not None else ()
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes, the leader first; empty when they are gone."""
+        if self._process is None:
+            return ()
+        others = (stat.pid for stat in self._process.members() if stat.pid != self._process.pid)
+        return (self._process.pid, *others)
+
     def hurry(self) -> None:
         """A drain waits for it to become idle."""
+        self._stop_proving()
         if self._prober is not None:
             self._prober.hurry()
 
-    def prove(self, requests: tuple[ProofRequest, ...]) -> None:
-        """Answers with Proved or ProofFailed."""
+    def prove(self, requests: tuple[ProofRequest, ...], then: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Answers with ProofFailed, or leaves the rest to `then`."""
 
         async def run() -> None:
             problem = await prove(self.spec, requests, self.spec.start_deadline_s)
             if problem is None:
-                self._post(ev.Proved(self.generation))
+                await then()
             else:
                 self._desk.add_failed_start(f"the proof failed: {problem}")
                 self._post(ev.ProofFailed(self.generation, f"its first completion failed: {problem}"))
 
-        self._start(run(), "proof", ev.ProofFailed(self.generation, "our proof failed by a defect"))
+        self._proving = self._start(run(), "proof", ev.ProofFailed(self.generation, "our proof failed by a defect"))
+
+    def follow(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Something beside it, for as long as it is wanted."""
+        self._proving = self._start(work, name, None)
 
     def kill(self, how: ev.KillHow, survive_s: float) -> None:
         """TERM asks; NOW and ABORT answer with GroupEmpty or GroupStuck."""
         self._unwanted = True
+        self._stop_proving()
         if self._process is None:
             self._post(ev.GroupEmpty(self.generation))
             return
@@ -195,6 +210,7 @@ class EngineLife:
 
     def finish(self) -> None:
         """Give the process back: its group is empty, or we give up on it."""
+        self._stop_proving()
         self._stop_probing()
         if self._process is not None:
             self._process.close()
@@ -203,6 +219,7 @@ class EngineLife:
     def abandon(self) -> None:
         """Its group will not go. Nobody waits for it any more; whoever does go is reaped when that happens."""
         self._unwanted = True
+        self._stop_proving()
         self._stop_probing()
         if self._ending is not None:
             self._ending.cancel()
@@ -245,6 +262,8 @@ class EngineLife:
             self._settled.set()  # _take_over sees to it
             return
         self._settled.set()
+        if self._kin is not None:
+            self._kin.look()
         self._desk.add_exit(status, frozenset(self._our_signals))
         if self._watch_outside is not None:
             self._watch_outside.count_oom_kills()
@@ -257,6 +276,7 @@ class EngineLife:
             stalled=self._on_stall,
             loading=lambda: self._post(ev.Loading(self.generation)),
             oom_killed=self._on_oom_kill,
+            look=self._kin.look if self._kin is not None else lambda: None,
         )
         self._watch_outside = LifeWatch(self._probes.start_stall_s, watched)
         self._looking = self._start(self._watch_outside.run(), "life watch", None)
@@ -264,8 +284,6 @@ class EngineLife:
     def _on_stall(self, stall: Stall) -> None:
         self._desk.add_stall(stall)
         self._post(ev.HangDetected(self.generation, str(stall), stopped=stall.is_stopped))
-        if self._kin is not None:
-            self._kin.look()
 
     def _on_oom_kill(self, count: int) -> None:
         self._desk.add_oom_kills(count)
@@ -278,8 +296,12 @@ class EngineLife:
 
     def _on_ending(self, text: str) -> None:
         self._desk.add_ending(text)
-            look=self._kin.look if self._kin is not None else lambda: None,
         self._post(ev.EngineEnding(self.generation, text))
+
+    def _stop_proving(self) -> None:
+        if self._proving is not None:
+            self._proving.cancel()
+            self._proving = None
 
     def _stop_probing(self) -> None:
         for task in (self._probing, self._looking):

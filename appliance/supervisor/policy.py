@@ -6,6 +6,7 @@ The rules over all rows:
 * The same rung is not tried a third time for the same cause, except where no rung can be to blame (OUTSIDE, WAIT), and on the
   last rung after a life that served for FAIR_TRIAL_S and failed by chance: an endpoint that is up between crashes is not parked.
 * Starts have a budget of their own, whatever the causes were.
+* A rung whose proof run was refused is left at once, whatever it is called: nothing broke, and nothing is gained by waiting.
 * The first restart is immediate, the next ones wait: first, twice, four times ... up to the longest wait, with jitter.
 """
 
@@ -190,6 +191,8 @@ def decide(
         jitter: a random number in [0, 1).
         cards_left: that can still be used; None where nobody knows which one is lost.
     """
+    if failure.refused and (rung := rung_for_refused(history, ladder)) is not None:
+        return _onto(rung, diagnosis, 0.0) if history.climbed_from is None else _fall_back(diagnosis, rung, 0.0)
     row = _OUTSIDE if failure.outside else TABLE[diagnosis.cause]
     if row.response is Response.PARK:
         return _park(diagnosis, "")
@@ -203,11 +206,24 @@ def decide(
     delay_s = backoff_s(history.failures, settings, jitter)
     if row.response is not Response.OUTSIDE and history.climbed_from is not None:
         return _fall_back(diagnosis, ladder[history.climbed_from], delay_s)
-    may_be_chance = row.response is Response.SAME_THEN_SAFER and history.times(diagnosis.cause, history.rung) < 2
+    # What ran out of memory under the longest prompt that it promises to take did not do so by chance.
+    proved_wrong = failure.worst_case and diagnosis.cause is Cause.HOST_OOM
+    may_be_chance = row.response is Response.SAME_THEN_SAFER and history.times(diagnosis.cause, history.rung) < 2 and not proved_wrong
     if row.response is Response.OUTSIDE or may_be_chance:
         return _same(ActionKind.RESTART_SAME, diagnosis, ladder[history.rung], delay_s)
     lasting = row.response is Response.SAME_THEN_SAFER and failure.uptime_s >= FAIR_TRIAL_S
     return _safer(diagnosis, history, ladder, row.better, delay_s, lasting=lasting)
+
+
+def rung_for_refused(history: History, ladder: tuple[Rung, ...]) -> Rung | None:
+    """Where to go from a rung whose proof was refused: back from a climb; else to the first below that asks for less at the prefill peak
+    and fits what was measured, else to the next one. None: this is the last."""
+    if history.climbed_from is not None:
+        return ladder[history.climbed_from]
+    below = ladder[history.rung + 1 :]
+    less = [rung for rung in below if _less_prefill(ladder[history.rung], rung)]
+    fits = [rung for rung in less if rung.plan is None or rung.plan.fits]
+    return next(iter((*fits, *less, *below)), None)
 
 
 def backoff_s(failures: int, settings: MachineSettings, jitter: float) -> float:
@@ -228,7 +244,10 @@ def _safer(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], bet
     if not fitting:
         left = f"as no rung {better.words} than" if better.needed and below else "with no rung left below"
         return _park(diagnosis, f" {left} rung {now.index} of {len(ladder)}")
-    rung = fitting[0]
+    return _onto(fitting[0], diagnosis, delay_s)
+
+
+def _onto(rung: Rung, diagnosis: Diagnosis, delay_s: float) -> Action:
     costs = "; ".join(words for words in (rung.gives_up and f"gives up {rung.gives_up}", rung.gains and f"gains {rung.gains}") if words)
     did = f"restarted on the safer rung {rung.index}" + (f" ({costs})" if costs else "") + _after(delay_s)
     return Action(ActionKind.RESTART_SAFER, because(did, diagnosis), delay_s, rung)

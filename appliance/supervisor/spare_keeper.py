@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -19,6 +18,7 @@ from appliance.core.launch import LaunchSpec, SpareSpec
 from appliance.core.units import format_bytes, format_duration
 from appliance.supervisor.groups import Group
 from appliance.supervisor.life import Start
+from appliance.supervisor.memory_room import available_bytes
 from appliance.supervisor.spare import Spare
 
 SETTLE_S = 1.0
@@ -151,15 +151,6 @@ class SpareKeeper:
         self._next_try_s = time.monotonic() + wait_s
         self._words = f"{why}; the next try is in {format_duration(wait_s)}, until then a crash costs a cold start"
         log.warning(self._words)
-
-
-def available_bytes() -> int | None:
-    """What the kernel says could be had without swapping; None where it does not say."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def _ago(since_s: float) -> str:

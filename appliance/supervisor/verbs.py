@@ -53,6 +53,7 @@ class Verbs:
             "model": supervisor.model_name,
             "rung": rung_to_json(state.rung),
             "rungs": len(state.ladder),
+            "proof": supervisor.budget.status(supervisor.config, state.rung),
             "limits": to_json(state.limits),
             "restarts": state.restarts,
             "last_incident": supervisor.last_incident,

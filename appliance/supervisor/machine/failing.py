@@ -17,7 +17,16 @@ SETTLE_S = 0.05
 """After a fatal line, what belongs to it (the traceback, a parent's sentence) arrives within so long; then the group is killed."""
 
 
-def fail(state: MachineState, text: str, now_s: float, kill: ev.KillHow | None, *, outside: bool = False) -> Step:
+def fail(
+    state: MachineState,
+    text: str,
+    now_s: float,
+    kill: ev.KillHow | None,
+    *,
+    outside: bool = False,
+    refused: bool = False,
+    known: Diagnosis | None = None,
+) -> Step:
     """The first fatal evidence of a life. Without effect when there is none to fail, it failed already, or it was asked to end."""
     if state.failure is not None or state.stopping or not state.running:
         return state, ()
@@ -30,9 +39,13 @@ def fail(state: MachineState, text: str, now_s: float, kill: ev.KillHow | None, 
         first_evidence=text,
         uptime_s=now_s - state.since_s if state.answering else 0.0,
         outside=outside,
+        worst_case=state.worst_case,
+        refused=refused,
+        known=known,
     )
     to = EngineState.DRAINING if state.state is EngineState.DRAINING else EngineState.BACKOFF
-    failed = move(state, to, now_s, f"the engine failed: {text[:300]}", failure=failure, limits=None)
+    words = text[:300] if refused else f"the engine failed: {text[:300]}"
+    failed = move(state, to, now_s, words, failure=failure, limits=None)
     return failed, (ev.Kill(state.generation, kill, text, requested=False),) if kill is not None else ()
 
 
@@ -78,7 +91,7 @@ def on_group(state: MachineState, event: ev.GroupEmpty | ev.GroupStuck, now_s: f
     gone = replace(state, alive=isinstance(event, ev.GroupStuck))
     gone, _ = fail(gone, "the engine's processes are gone", now_s, kill=None)
     if gone.failure is not None:
-        return gone, (ev.Diagnose(state.generation),)
+        return gone, (ev.Diagnose(state.generation, gone.failure.known),)
     if gone.stopping:
         return finish_stop(gone, now_s)
     return gone, ()
@@ -95,7 +108,7 @@ def on_diagnosis(state: MachineState, event: ev.Diagnosed, now_s: float) -> Step
         after, effects = finish_stop(judged, now_s)
         rung_after = state.history.rung
     else:
-        history = state.history.with_failure(event.diagnosis.cause, failure.phase)
+        history = state.history.with_failure(event.diagnosis.cause, failure.phase, refused=failure.refused)
         action = decide(event.diagnosis, history, state.ladder, state.settings, failure, jitter=event.jitter, cards_left=event.cards_left)
         history = _moved(history, action)
         rung_after = history.rung

@@ -7,7 +7,7 @@ from dataclasses import replace
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
 from appliance.supervisor.history import History
-from appliance.supervisor.machine import failing, starting, stopping
+from appliance.supervisor.machine import failing, proving, starting, stopping
 from appliance.supervisor.machine.state import MachineState, Step, publication_of
 
 
@@ -52,9 +52,11 @@ def _react(state: MachineState, event: ev.Event, now_s: float) -> Step:
         case ev.Loading():
             return replace(state, loading_s=now_s), ()
         case ev.EngineReady():
-            return starting.on_ready(state, event, now_s)
+            return proving.on_ready(state, event, now_s)
+        case ev.WorstCaseBegun():
+            return proving.on_worst_case(state, event)
         case ev.Proved():
-            return starting.on_proved(state, now_s)
+            return proving.on_proved(state, now_s)
         case ev.Progress(running=0, waiting=0):
             return stopping.on_idle(state, now_s)
         case ev.SettingsChanged(settings=settings, ladder=ladder):
@@ -72,6 +74,8 @@ def _on_bad_news(state: MachineState, event: ev.Event, now_s: float) -> Step:
             return failing.on_spawn_failed(state, text, now_s)
         case ev.ProofFailed(text=text) if state.state is EngineState.PROVING:
             return failing.fail(state, text, now_s, kill=ev.KillHow.NOW)
+        case ev.ProofRefused() if state.state is EngineState.PROVING or state.answering:
+            return proving.on_refused(state, event, now_s)
         case ev.HangDetected(text=text, stopped=stopped):
             return failing.fail(state, text, now_s, kill=ev.KillHow.ABORT, outside=stopped)
         case ev.FatalLine(text=text):

@@ -43,6 +43,7 @@ class MachineState:
         failure: the crash that is being handled, until its verdict is in.
         purpose: set while a requested stop is under way.
         next_rung: where a requested restart goes, if elsewhere.
+        worst_case: the longest prompt of a proof run is under way.
         stopping: that stop was begun on the engine (SIGTERM or SIGKILL): its death is no crash from here on.
         delay_s: the back-off that runs.
         recovering: the incident that ends with the next SERVING, and when it began.
@@ -67,6 +68,7 @@ class MachineState:
     failure: Failure | None = None
     purpose: Purpose | None = None
     next_rung: int | None = None
+    worst_case: bool = False
     stopping: bool = False
     delay_s: float = 0.0
     recovering: tuple[str, float] | None = None
@@ -119,6 +121,12 @@ def move(state: MachineState, to: EngineState, now_s: float, sentence: str, **ch
     """Enter a state. Raises IllegalMove where core's table has no such move: a defect of ours."""
     check_move(state.state, to)
     return replace(state, state=to, since_s=now_s, sentence=sentence, **changes)
+
+
+def told(state: MachineState, what: str) -> MachineState:
+    """With a sentence about the start that is under way."""
+    after = f"; {state.basis}" if state.basis else ""
+    return replace(state, sentence=f"{what} (rung {state.history.rung}, generation {state.generation}){after}")
 
 
 def plan(state: MachineState, now_s: float, sentence: str) -> Step:

@@ -44,6 +44,10 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
             return ev.Started()
         case ev.GroupEmpty | ev.Proved | ev.Loading:
             return kind(generation)
+        case ev.WorstCaseBegun:
+            return ev.WorstCaseBegun(generation, 8191)
+        case ev.ProofRefused:
+            return ev.ProofRefused(generation, "x", data.draw(st.sampled_from([None, make_diagnosis(Cause.OK_DEGRADED)])))
         case ev.RestartRequested:
             return ev.RestartRequested("x", data.draw(st.sampled_from([None, 0, 3])))
         case ev.NoGpu | ev.GpuWaiting | ev.CardsGone | ev.GpuLost | ev.DrainRequested | ev.ResumeRequested:
@@ -72,7 +76,8 @@ class Model:
             self.living.discard(generation)
         if isinstance(event, ev.EngineReady):
             self.ready.add(generation)
-        if isinstance(event, ev.Proved) and before.state is EngineState.PROVING:
+        # A refusal on the last rung is a proof that it works, on too little memory.
+        if isinstance(event, ev.Proved | ev.ProofRefused) and before.state is EngineState.PROVING:
             self.proved.add(generation)
 
     def check(self, before: MachineState, after: MachineState, effects: tuple[ev.Effect, ...]) -> None:
@@ -146,11 +151,14 @@ def answer_to(effect: ev.Effect, data: st.DataObject) -> list[ev.Event]:
         case ev.Spawn(generation=g):
             return [ev.EngineReady(g, LIMITS)] if data.draw(st.booleans()) else [ev.EngineExited(g, "exit 1")]
         case ev.Prove(generation=g):
-            return [ev.Proved(g)] if data.draw(st.booleans()) else [ev.ProofFailed(g, "500")]
+            ends = [ev.Proved(g), ev.ProofFailed(g, "500"), ev.ProofRefused(g, "short", make_diagnosis(Cause.OK_DEGRADED))]
+            return [*data.draw(st.sampled_from([[], [ev.WorstCaseBegun(g, 8191)]])), data.draw(st.sampled_from(ends))]
         case ev.Kill(generation=g, how=ev.KillHow.TERM):
             return [ev.EngineExited(g, "exit 0")]
         case ev.Kill(generation=g):
             return [ev.EngineExited(g, "killed"), ev.GroupEmpty(g)]
+        case ev.Diagnose(generation=g, known=known) if known is not None:
+            return [ev.Diagnosed(g, known, f"inc-{g}", 0.5)]
         case ev.Diagnose(generation=g):
             return [
                 ev.Diagnosed(

@@ -1,0 +1,307 @@
+"""What this box knows of its engine's memory: what good starts measured, what was proved, and the rungs' plans that follow from both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+
+from appliance.backends import Backend
+from appliance.config.schema import Config
+from appliance.control.codec import CodecError, from_json, to_json
+from appliance.core.causes import Cause
+from appliance.core.diagnosis import Citation, Confidence, Diagnosis
+from appliance.core.errors import ModelError
+from appliance.core.evidence import Source
+from appliance.core.launch import EngineLimits, LaunchSpec
+from appliance.core.plan import Rung
+from appliance.core.units import format_bytes
+from appliance.planner.calibration import CPU, Calibration, Proof, Setting
+from appliance.planner.inputs import Measured
+from appliance.planner.model_files import model_identity
+from appliance.planner.proof import judge
+from appliance.planner.startup_log import measured_terms, read_startup_log
+from appliance.supervisor import events as ev
+from appliance.supervisor.incidents import IncidentStore
+from appliance.supervisor.ladder import ladder_of
+from appliance.supervisor.log_ring import LogLine
+from appliance.supervisor.memory_room import Look, look_at, room_before_start
+from appliance.supervisor.probe import Counters
+from appliance.supervisor.settings import MachineSettings
+from appliance.supervisor.worst_case import Outcome, Pool, WorstCase
+
+PREFIX = "calibration:"
+"""Of their names in the memory table of incidents.db; `appliancectl plan` reads them there too."""
+ROOMY = 4.0
+"""A plan whose headroom is so many times its prefill peak is proved in idle time: clients are not kept waiting for what is hardly in
+doubt. No peak that we know of was planned worse than this."""
+QUIET_S = 15.0
+"""Without a request for so long, an engine is idle, where supervisor.canary_s says nothing else."""
+LOOK_IDLE_S = 0.2
+SETTLE_S = 0.5
+"""A connection that broke in a proof run is a death, mostly: its own evidence comes within so long."""
+LEARN_AFTER_S = 1.0
+"""After an engine came back: its clients' answers first."""
+
+log = structlog.get_logger()
+
+
+class Life(Protocol):
+    """What is asked of an EngineLife."""
+
+    generation: int
+    spec: LaunchSpec
+    counters: Counters | None
+
+    @property
+    def lines(self) -> tuple[LogLine, ...]:
+        """What it said so far."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes, the leader first; empty when they are gone."""
+
+
+class Budget:
+    """Owns the calibrations. Nothing else writes them."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: IncidentStore,
+        post: Callable[[ev.Event], None],
+        look_at_cards: Callable[[], Awaitable[Look | None]],
+    ) -> None:
+        self._backend = backend
+        self._store = store
+        self._post = post
+        self._look_at_cards = look_at_cards
+        self._known = {one.key: one for document in store.recall_all(PREFIX) if (one := _read(document)) is not None}
+        self._engine = (backend.name, backend.version)
+        self._place, self._model = CPU, ""
+        self._room_bytes: int | None = None
+        self._learned = False
+        self._cannot = ""
+        """Why the present life could not be proved."""
+
+    def ladder(self, config: Config) -> tuple[Rung, ...]:
+        """The rungs, with plans that stand on what was measured."""
+        self._model = _identity(config)
+        return ladder_of(self._backend, config, self._now, self._room_bytes or room_before_start(os.getpid()))
+
+    def begin_life(self, config: Config, place: str) -> None:
+        """An engine is about to be started on the card of this UUID, or on "cpu", and the one before is gone."""
+        self._place, self._model = place, _identity(config)
+        self._room_bytes = room_before_start(os.getpid())
+        self._cannot, self._learned = "", False
+
+    # -- proof runs ------------------------------------------------------------------------------------------------------
+
+    async def prove(self, config: Config, life: Life, limits: EngineLimits, *, last: bool) -> None:
+        """Of an engine whose canary has answered and that serves nobody yet. Posts Proved, ProofRefused or ProofFailed.
+
+        Args:
+            last: there is no safer rung.
+        """
+        mode = config.ladder.prove
+        if mode in ("always", "change") and self._engine[0] == "custom":
+            await self.learn(config, life, untouched=True)  # its log says which engine it is
+        roomy = _is_roomy(life.spec.rung)
+        if mode in ("off", "idle") or (mode == "change" and (roomy or self._settled(config, life.spec.rung, last=last))):
+            self._post(ev.Proved(life.generation))
+            return
+        await self.learn(config, life, untouched=True)
+        worst = self._worst(config, limits)
+        if worst is None:
+            self._cannot = "the engine does not say how long a prompt may be"
+            self._post(ev.Proved(life.generation))
+            return
+        self._post(ev.WorstCaseBegun(life.generation, worst.prompt_tokens))
+        await self._judge(config, life, await worst.run(life.spec, self._looks(life)))
+
+    async def served(self, config: Config, life: Life, limits: EngineLimits, *, last: bool) -> None:
+        """Of an engine that serves: keep what its start measured, and prove it in idle time where that is wanted.
+
+        The run is given up as soon as somebody asks for anything. Posts ProofRefused, if anything.
+        """
+        await asyncio.sleep(LEARN_AFTER_S)
+        await self.learn(config, life)
+        worst = self._worst(config, limits) if config.ladder.prove in ("idle", "change") else None
+        while worst is not None and not self._settled(config, life.spec.rung, last=last):
+            await _quiet(life, config.supervisor.canary_s or QUIET_S)
+            running = asyncio.ensure_future(worst.run(life.spec, self._looks(life)))
+            try:
+                while not running.done() and _requests(life) <= 1:
+                    await asyncio.wait((running,), timeout=LOOK_IDLE_S)
+                if running.done():
+                    await self._judge(config, life, running.result())
+                    return
+            finally:
+                running.cancel()
+
+    def _settled(self, config: Config, rung: Rung, *, last: bool) -> bool:
+        """Proved, or refused where there is nowhere else to go."""
+        proof = self._now.proof_of(_setting(config, rung))
+        return proof is not None and (proof.holds or last)
+
+    def _worst(self, config: Config, limits: EngineLimits) -> WorstCase | None:
+        worst = self._backend.worst_prompt(config, limits)
+        if worst is None:
+            return None
+        pool = Pool(worst.pool_bytes, worst.pool_bytes // limits.kv_tokens if limits.kv_tokens else 0)
+        return WorstCase(worst.request, worst.tokens, config.supervisor.start_deadline_s, pool)
+
+    def _looks(self, life: Life) -> Callable[[], Awaitable[Look | None]]:
+        if self._place != CPU:
+            return self._look_at_cards
+        pids = life.pids
+
+        async def look() -> Look | None:
+            return look_at(pids) if pids else None
+
+        return look
+
+    async def _judge(self, config: Config, life: Life, outcome: Outcome) -> None:
+        setting, generation = _setting(config, life.spec.rung), life.generation
+        if outcome.broke:
+            await asyncio.sleep(SETTLE_S)
+            self._post(ev.ProofFailed(generation, f"its longest prompt broke off: {outcome.broke}"))
+        elif outcome.cannot:
+            self._cannot = outcome.cannot
+            log.warning(f"the rung is not proved: {outcome.cannot}", generation=generation)
+            self._post(ev.Proved(generation))
+        elif outcome.problem:
+            self._keep_proof(config, Proof(setting, outcome.prompt_tokens, None, None, False, outcome.problem, time.time()))
+            self._post(ev.ProofRefused(generation, f"its proof was refused: {outcome.problem}"))
+        elif outcome.reading is None:
+            words = f"a prompt of {outcome.prompt_tokens:,} tokens was answered; its memory could not be looked at"
+            self._keep_proof(config, Proof(setting, outcome.prompt_tokens, None, None, True, words, time.time()))
+            self._post(ev.Proved(generation))
+        else:
+            plan, reading = life.spec.rung.plan, outcome.reading
+            verdict = judge(reading, plan.activation_peak_bytes if plan is not None else None)
+            proof = Proof(
+                setting, outcome.prompt_tokens, reading.peak_bytes, reading.left_bytes, verdict.holds, verdict.sentence, time.time()
+            )
+            self._keep_proof(config, proof)
+            refused = ev.ProofRefused(generation, f"its proof was refused: {verdict.sentence}", _refusal(verdict.sentence))
+            self._post(ev.Proved(generation) if verdict.holds else refused)
+
+    def _keep_proof(self, config: Config, proof: Proof) -> None:
+        log.info("the proof run is over", holds=proof.holds, result=proof.sentence)
+        self._keep(self._now.with_proof(proof))
+        self._post(ev.SettingsChanged(MachineSettings.of(config), self.ladder(config)))
+
+    # -- calibration -----------------------------------------------------------------------------------------------------
+
+    async def learn(self, config: Config, life: Life, *, untouched: bool = False) -> None:
+        """Keep what the start of this engine measured, once a life. `untouched`: it has served nobody yet, what it holds is itself."""
+        if self._learned or not life.pids:
+            return
+        self._learned = True
+        text = "\n".join(line.text for line in life.lines)
+        held = look_at(life.pids).held_bytes
+        (name, version), measured = await asyncio.to_thread(_measured, text, self._engine)
+        self._engine = (name, version)
+        if untouched and self._backend.name == "native" and self._room_bytes is not None and held is not None:
+            measured = replace(measured, free_at_start_bytes=max(0, self._room_bytes - held))
+        if measured == Measured(source=measured.source):
+            return
+        before = self._now
+        self._keep(before.with_start(measured, _setting(config, life.spec.rung), time.time()))
+        if self._now.measured != before.measured:
+            self._post(ev.SettingsChanged(MachineSettings.of(config), self.ladder(config)))
+
+    def _keep(self, calibration: Calibration) -> None:
+        self._known[calibration.key] = calibration
+        self._store.keep(PREFIX + calibration.key, to_json(calibration))
+
+    @property
+    def _now(self) -> Calibration:
+        """What is known of the present engine, model and place."""
+        empty = Calibration(self._place, *self._engine, self._model)
+        return self._known.get(empty.key, empty)
+
+    def status(self, config: Config, rung: Rung) -> dict[str, Any]:
+        """For the status: whether the rung is proved, and what that stands on."""
+        proof = self._now.proof_of(_setting(config, rung))
+        if proof is None:
+            return {"proved": False, "detail": f"not proved: {self._cannot or _why_not(config, rung)}", "peak_bytes": None}
+        word = "proved" if proof.holds else "refused"
+        return {
+            "proved": proof.holds, "detail": f"{word}: {proof.sentence}", "peak_bytes": proof.peak_bytes, "left_bytes": proof.left_bytes,
+            "prompt_tokens": proof.prompt_tokens, "time_s": proof.time_s,
+        }  # fmt: skip
+
+
+def _identity(config: Config) -> str:
+    try:
+        return model_identity(config.model.path) if config.model.path else config.model.name or "model"
+    except ModelError:
+        return config.model.name or "model"
+
+
+def _is_roomy(rung: Rung) -> bool:
+    """Whether its plan leaves so much that a proof can wait."""
+    return rung.plan is not None and rung.plan.fits and rung.plan.headroom_bytes >= ROOMY * rung.plan.activation_peak_bytes
+
+
+def _setting(config: Config, rung: Rung) -> Setting:
+    return Setting.of(rung, config.engine.kv_pool_bytes if config.engine.backend == "native" else 0)
+
+
+def _measured(text: str, otherwise: tuple[str, str]) -> tuple[tuple[str, str], Measured]:
+    """Which engine of which version it was that started, and what it measured."""
+    started = read_startup_log(text)
+    measured = replace(measured_terms(started), source=f"the start of {time.strftime('%Y-%m-%d %H:%M')}")
+    if started.engine in ("", otherwise[0]) or otherwise[0] == "native":
+        return otherwise, measured
+    return (started.engine, started.version), measured
+
+
+def _refusal(sentence: str) -> Diagnosis:
+    """Nothing broke, and that is said: the setting is left for what was measured."""
+    return Diagnosis(
+        Cause.OK_DEGRADED,
+        Confidence.HIGH,
+        f"The proof run found too little memory for the longest prompt that this setting promises to take: {sentence}.",
+        Citation(Source.PROBE, 0, sentence, time.time()),
+        remedies=("Give the engine more memory, or ask for less: appliancectl plan says what fits",),
+    )
+
+
+def _why_not(config: Config, rung: Rung) -> str:
+    if config.ladder.prove == "off":
+        return "ladder.prove is off"
+    if config.ladder.prove == "change" and not _is_roomy(rung):
+        return "the longest prompt has not run yet"
+    if rung.plan is None or config.ladder.prove != "change":
+        return "that is for idle time"
+    free, peak = format_bytes(rung.plan.headroom_bytes), format_bytes(rung.plan.activation_peak_bytes)
+    return f"the plan leaves {free} where {peak} are needed, so that it can wait for idle time"
+
+
+def _read(document: Any) -> Calibration | None:
+    """None for a record of another version, or a damaged one: as if nothing had been measured."""
+    try:
+        return from_json(Calibration, document)
+    except CodecError:
+        return None
+
+
+def _requests(life: Life) -> int:
+    return life.counters.running + life.counters.waiting if life.counters is not None else 0
+
+
+async def _quiet(life: Life, quiet_s: float) -> None:
+    """Until nobody has asked for anything for so long."""
+    since_s = time.monotonic()
+    while time.monotonic() - since_s < quiet_s:
+        await asyncio.sleep(LOOK_IDLE_S)
+        if life.counters is None or not life.counters.counts_requests or _requests(life):
+            since_s = time.monotonic()
