@@ -84,12 +84,14 @@ class Voice:
         counters: what the answer's body says.
         limits_path: what is asked once; empty: the answer to the probe has said it.
         limits: that answer's body, and what we assume → what it takes. None: `limits` in the body is an EngineLimits.
+        whole_batches: its counters move once a batch, which may take long: while it computes, that is no hang before the ceiling.
     """
 
     pulse_path: str
     counters: Callable[[bytes], Counters]
     limits_path: str = ""
     limits: Callable[[bytes, EngineLimits], EngineLimits] | None = None
+    whole_batches: bool = False
 
 
 OWN_VOICE = Voice("/health", lambda body: Counters.of(json_object(body)))

@@ -38,6 +38,19 @@ def model_folder(named: str, models_dir: Path) -> Path:
     return folder.resolve()
 
 
+def gguf(named: str) -> Path:
+    """The file, or the folder with files, that llama.cpp is to serve; which one of a folder's is its backend's to say.
+
+    Raises:
+        ModelError: nothing is named, or it is not there.
+    """
+    if not named:
+        raise ModelError("no model: neither --model nor model.path is set", hint="name a GGUF file")
+    if not Path(named).exists():
+        raise ModelError(f"the model {named} does not exist", hint="name a GGUF file that is there")
+    return Path(named).resolve()
+
+
 def has_chat_template(folder: Path) -> bool:
     """Whether clients can talk to it in turns; a base model only continues text."""
     if (folder / "chat_template.jinja").is_file():

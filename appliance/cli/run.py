@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from appliance.cli.config import set_option
-from appliance.cli.models import MODELS, has_chat_template, model_folder
+from appliance.cli.models import MODELS, gguf, has_chat_template, model_folder
 from appliance.cli.place import CONTROL_SOCKET, Place, own_state_dir
 from appliance.cli.printing import bold, coloured, good
 from appliance.cli.verbs import Verb
@@ -69,9 +69,11 @@ def run(place: Place, model_path: str | None, host: str | None, port: int | None
 
 
 def _model(config: Config, state_dir: Path) -> Path | None:
-    """The model's folder; None where the owner's own engine brings its own."""
+    """The model's folder, or llama.cpp's file; None where the owner's own engine brings its own."""
     if config.engine.backend == "custom" and not config.model.path:
         return None
+    if config.engine.backend == "llamacpp":
+        return gguf(config.model.path)
     return model_folder(config.model.path, state_dir / MODELS)
 
 

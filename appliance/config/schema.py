@@ -81,7 +81,7 @@ class EngineTable:
     context_length_tokens: int = key(0, "Longest prompt plus answer; 0: the model's own limit, cut to the KV pool.", minimum=0)
     prefill_chunk_tokens: int = key(
         0,
-        "Tokens of one prefill step; the activation peak grows with it. 0: what suits the engine (256 of the built-in one, 512 of "
+        "Tokens of one prefill step; the activation peak grows with it. 0: what suits the engine (256 of the built-in one and of "
         "llama.cpp, 2048 of SGLang and vLLM); else at least 16.",
         minimum=0,
         maximum=65536,
@@ -150,6 +150,10 @@ class GatewayTable:
     allow_open: bool = key(
         False,
         "Listen on an address that other machines reach without API keys: whoever reaches it may use the model.",
+    )
+    admin_actions: bool = key(
+        False,
+        "Keys with admin = true may drain, resume and restart the engine through the port, with the buttons of the page.",
     )
     tls_certificate: str = key("", "PEM file with the certificate and its chain: the port then speaks TLS. Read again on SIGHUP.")
     tls_key: str = key("", "PEM file with the certificate's key, without a passphrase.")

@@ -113,10 +113,15 @@ def patience_s(watch: Watch, now_s: float, limits: HangLimits, timeout_s: float)
     return min(timeout_s, until_floor_s + MARGIN_S) if until_floor_s > 0 else timeout_s
 
 
+def is_busy(watch: Watch, now_s: float, cpu_s: float) -> bool:
+    """Whether it has computed since we looked last."""
+    return cpu_s - watch.cpu_s > CPU_BUSY_SHARE * (now_s - watch.looked_s)
+
+
 def judge_silence(watch: Watch, now_s: float, cpu_s: float, limits: HangLimits, detail: str) -> Hang | None:
     """After a probe that was not answered. Busy is what it did since we looked last, not what it did before it fell silent."""
     silent_s = now_s - watch.answered_s
-    busy = cpu_s - watch.cpu_s > CPU_BUSY_SHARE * (now_s - watch.looked_s)
+    busy = is_busy(watch, now_s, cpu_s)
     allowed_s = limits.ceiling_s if busy else limits.floor_s
     words = f"{detail}; it {'computes' if busy else 'uses no CPU'}"
     return Hang(Silence.HEALTH, silent_s, allowed_s, watch.running, words) if silent_s > allowed_s else None

@@ -143,6 +143,8 @@ class Prober:
         elif problem:
             found = hang.judge_silence(watch, now_s, cpu_s, limits, problem)
             return hang.missed(watch, now_s, cpu_s), found
+        if self._settings.voice.whole_batches and hang.is_busy(watch, now_s, cpu_s):
+            limits = hang.HangLimits(limits.ceiling_s, limits.ceiling_s)
         watch = hang.answered(watch, now_s, cpu_s, counters.progress, counters.running)
         self._to.progress(counters)
         # The answer says how things stood when it was asked for, however late we come to read it.

@@ -197,7 +197,7 @@ def test_llama_server_gets_the_file_and_the_rung(tmp_path: Path) -> None:
     backend, spec = started(llama(tmp_path, max_running=2, context_length_tokens=4096), tmp_path)
     assert value(spec, "--model") == str(tmp_path / "m.gguf")
     assert value(spec, "--host") == str(spec.endpoint.socket_path)
-    assert (value(spec, "--ctx-size"), value(spec, "--parallel"), value(spec, "--batch-size")) == ("4096", "2", "512")
+    assert (value(spec, "--ctx-size"), value(spec, "--parallel"), value(spec, "--batch-size")) == ("4096", "2", "256")
     assert "--kv-unified" in spec.argv
     rung = backend.first_rung(llama(tmp_path))
     assert backend.told(llama(tmp_path), rung) != backend.told(llama(tmp_path), replace(rung, max_running=1))

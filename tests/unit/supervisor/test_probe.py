@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from appliance.backends import OWN_VOICE, Counters, Voice
 from appliance.backends.native import PROOF
 from appliance.backends.protocol import ProofRequest
 from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
@@ -134,3 +137,47 @@ async def test_an_engine_that_waits_for_us_to_read_its_log_is_given_the_ceiling(
         await asyncio.wait_for(running, 10)
     assert time.monotonic() - began_s >= 0.6
     assert found[0].running == 1
+
+
+async def test_an_engine_is_asked_in_its_own_words(tmp_path: Path) -> None:
+    """Ready by one path, its limits from another, its counters from a third."""
+    asked: list[str] = []
+    ready: list[EngineLimits] = []
+    heard: list[Counters] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1].decode())
+        writer.write(ok({"n": 7}))
+        writer.close()
+
+    voice = Voice("/pulse", lambda body: Counters(json.loads(body)["n"]), "/limits", lambda _, assumed: replace(assumed, kv_tokens=9))
+    listening = await asyncio.start_unix_server(talk, tmp_path / "s")
+    try:
+        settings = ProbeSettings(0.01, 1.0, HangLimits(5.0, 5.0), voice=voice)
+        listener = Listener(ready.append, heard.append, lambda _: None, lambda _: None)
+        prober = Prober(spec_of(Endpoint(socket_path=str(tmp_path / "s"))), settings, EngineLimits("m", 1, 1, 1), lambda: 0.0, listener)
+        running = asyncio.create_task(prober.run())
+        async with asyncio.timeout(10):
+            while len(heard) < 2:
+                await asyncio.sleep(0.005)
+        running.cancel()
+    finally:
+        listening.close()
+    assert asked[:3] == ["/health", "/limits", "/pulse"]
+    assert ready == [EngineLimits("m", 1, 1, 9)]
+    assert heard[0].progress == 7
+
+
+async def test_an_engine_that_counts_whole_batches_may_compute_one_for_long(tmp_path: Path) -> None:
+    """While it uses the CPU, a batch is no hang before the ceiling; when it does not, the floor counts."""
+    found: list[Hang] = []
+    cpu_s = itertools.count()
+    async with server(tmp_path, ok({"progress": 5, "running": 1})) as endpoint:
+        voice = replace(OWN_VOICE, whole_batches=True)
+        settings = ProbeSettings(0.02, 1.0, HangLimits(0.1, 0.6), voice=voice)
+        listener = Listener(lambda _: None, lambda _: None, found.append, lambda _: None)
+        for used_s in (lambda: float(next(cpu_s)), lambda: 0.0):
+            prober = Prober(spec_of(endpoint), settings, EngineLimits("m", 1, 1, 1), used_s, listener)
+            await asyncio.wait_for(prober.run(), 10)
+    assert found[0].silent_s >= 0.6
+    assert found[1].silent_s < 0.6
