@@ -107,6 +107,9 @@ LLAMACPP = (
     _line("kv_pool", r"(?:CUDA|ROCm|Vulkan)\d+ KV buffer size = +<n> MiB", MIB),
     _line("linear_state", r"(?:CUDA|ROCm|Vulkan)\d+ RS buffer size = +<n> MiB", MIB),
     _line("compute", r"(?:CUDA|ROCm|Vulkan)\d+ compute buffer size (?:is|=) +<n> MiB", MIB),
+    _line("host_kv_pool", r"\bCPU KV buffer size = +<n> MiB", MIB),
+    _line("host_state", r"\bCPU RS buffer size = +<n> MiB", MIB),
+    _line("host_compute", r"\bCPU compute buffer size (?:is|=) +<n> MiB", MIB),
     _line("context", r"\bn_ctx += <n>", 1),
     _line("chunk", r"\bn_ubatch += <n>", 1),
     _line("max_running", r"\bn_seq_max += <n>", 1),
@@ -122,7 +125,9 @@ NATIVE = (
 )
 """The built-in engine's. Free memory it does not look at, that is the supervisor's to measure; version and dtype are ours."""
 
-SUMMED = frozenset({"sglang.weights", "sglang.graphs", "llamacpp.weights", "llamacpp.kv_pool", "llamacpp.linear_state"})
+SUMMED = frozenset(
+    {"sglang.weights", "sglang.graphs", "llamacpp.weights", "llamacpp.kv_pool", "llamacpp.linear_state", "llamacpp.host_weights"}
+)
 """Figures that come in parts: a model and its drafter, several graphs, several buffers."""
 
 ENGINE_MARKS = (

@@ -142,6 +142,9 @@ def _vllm(log: StartupLog) -> Measured:
 
 
 def _llamacpp(log: StartupLog) -> Measured:
+    """Of a card, or of the machine where no card has a part of the model."""
+    if log.size("weights") is None and log.size("kv_pool") is None:
+        return Measured(None, log.size("host_weights"), log.size("host_state"), None, log.size("host_compute"), log.size("host_kv_pool"))
     return Measured(None, log.size("weights"), log.size("linear_state"), None, log.size("compute"), log.size("kv_pool"))
 
 

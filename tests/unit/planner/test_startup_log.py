@@ -209,3 +209,24 @@ def test_the_cards_size_in_the_log_wins_over_the_named_one() -> None:
     """vLLM prints what CUDA shows."""
     asked = shapes.inputs(shapes.facts(shapes.dense()), "24GiB", "vllm")
     assert as_started(asked, read_startup_log(VLLM_V0)).gpu.total_bytes == round(23.58 * GIB)
+
+
+LLAMA_ON_THE_CPU = """0.00.016.431 I cmn  common_param: common_params_print_info: build 10434 (7e4c0a9) with GNU 11.4.0 for Linux x86_64
+0.00.285.433 I load_tensors:   CPU_Mapped model buffer size =    92.10 MiB
+0.00.286.794 I llama_context: n_ctx                 = 8192
+0.00.287.602 I llama_context:        CPU  output buffer size =     1.50 MiB
+0.00.287.747 I llama_kv_cache:        CPU KV buffer size =   180.00 MiB
+0.00.534.358 I llama_kv_cache: size =  180.00 MiB (  8192 cells,  30 layers,  8/1 seqs), K (f16):   90.00 MiB, V (f16):   90.00 MiB
+0.00.554.716 I sched_reserve:        CPU compute buffer size =    21.51 MiB
+"""
+"""Printed by llama-server b10434 at --verbosity 4 with SmolLM2-135M-Instruct Q4_1 on a machine without a card."""
+
+
+def test_llama_cpp_on_the_cpu_tells_its_terms_too() -> None:
+    """Where no card has a part of the model, the machine's memory is meant."""
+    log = read_startup_log(LLAMA_ON_THE_CPU)
+    terms = measured_terms(log)
+    assert (log.engine, log.version, log.kv_dtype) == ("llamacpp", "10434", "f16")
+    assert (terms.weight_bytes, terms.kv_pool_bytes, terms.activation_peak_bytes) == (96_573_850, 188_743_680, 22_554_870)
+    both = LLAMA_ON_THE_CPU + "load_tensors:      CUDA0 model buffer size =  4155.99 MiB\n"
+    assert measured_terms(read_startup_log(both)).weight_bytes == round(4155.99 * 2**20)
