@@ -5,7 +5,8 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STATE := .appliance
-INSTALLED := $(VENV)/.installed
+ENGINE := $(VENV)/.engine
+TOOLS := $(VENV)/.tools
 
 .DEFAULT_GOAL := help
 .PHONY: help venv run test test-system check deb format bench clean distclean
@@ -13,19 +14,23 @@ INSTALLED := $(VENV)/.installed
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-venv: $(INSTALLED) ## Make .venv with the appliance, its engine and the tools for tests
+venv: $(TOOLS) ## Make .venv with the appliance, its engine and the tools for tests
 
-# Again whenever the dependencies change. Two steps, so that a Debian without python3-venv is told what to install.
-$(INSTALLED): setup.cfg pyproject.toml
+# Each again whenever the dependencies change. A Debian without python3-venv is told what to install.
+$(ENGINE): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is missing or older than 3.11: apt-get install python3, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --editable '.[engine]'
+	@touch $@
+
+$(TOOLS): $(ENGINE)
 	$(BIN)/python -m pip install --editable '.[engine,test]'
 	@touch $@
 
-run: venv ## Bring the demo model once, then serve it at http://127.0.0.1:8000/v1 until Ctrl-C
+run: $(ENGINE) ## Bring the demo model once, then serve it at http://127.0.0.1:8000/v1 until Ctrl-C
 	@$(BIN)/appliancectl --state-dir $(STATE) setup --demo
 	@exec $(BIN)/appliancectl --state-dir $(STATE) run
 
