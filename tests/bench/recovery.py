@@ -283,10 +283,13 @@ def others(options: argparse.Namespace, missing: list[str]) -> Iterator[Callable
     if options.llama_server and options.gguf:
         cores = str(len(os.sched_getaffinity(0)))
         servers.append(
-            ("llama-server", lambda port: [options.llama_server, "-m", options.gguf, "--port", str(port), "-t", cores, "-c", "2048"])
+            (
+                "llama.cpp's server",
+                lambda port: [*shlex.split(options.llama_server), "-m", options.gguf, "--port", str(port), "-t", cores, "-c", "2048"],
+            )
         )
     else:
-        missing.append("llama.cpp's server: give --llama-server and --gguf")
+        missing.append("llama.cpp's server: give --llama-server (tests/bench/_llama_server.py says from where) and --gguf")
     if not options.supervisord:
         missing.append("supervisord: give --supervisord")
     missing += [
