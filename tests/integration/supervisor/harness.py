@@ -21,6 +21,7 @@ from appliance.supervisor import proc_table
 ROOT = Path(__file__).parents[3]
 FAKE_ENGINE = ROOT / "tests/fakes/engine.py"
 DEADLINE_S = 20.0
+"""Read at each wait: a run on a busy machine may raise it."""
 QUICK = {
     "supervisor.probe_interval_s": "0.1",
     "supervisor.probe_timeout_s": "0.3",
@@ -35,8 +36,9 @@ QUICK = {
 """Detection and waits short enough for tests; everything else as shipped."""
 
 
-def wait_for(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Its first true value."""
+def wait_for(condition: Callable[[], Any], what: str, deadline_s: float | None = None) -> Any:
+    """Its first true value; None: DEADLINE_S."""
+    deadline_s = DEADLINE_S if deadline_s is None else deadline_s
     end_s = time.monotonic() + deadline_s
     while not (value := condition()):
         assert time.monotonic() < end_s, f"{what} did not happen within {deadline_s:g} s"
@@ -133,11 +135,11 @@ class Applianced:
         except http.client.HTTPException:
             pass
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = DEADLINE_S) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float | None = None) -> int:
         """End it, and give the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(timeout_s)
+        return self.process.wait(DEADLINE_S if timeout_s is None else timeout_s)
 
 
 def is_alive(pid: int) -> bool:
