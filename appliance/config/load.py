@@ -204,6 +204,10 @@ def _contradictions(config: Config) -> Sequence[str]:
     for name in ("model", "api_key_file"):
         if getattr(config.fallback, name) and not config.fallback.base_url:
             found.append(f"fallback.{name} is set and fallback.base_url is not; set the address of the other endpoint, or remove it")
+    if config.gateway.admin_actions and not config.gateway.api_keys_file:
+        found.append(
+            "gateway.admin_actions = true needs gateway.api_keys_file: without keys anybody could stop the engine; set both, or neither"
+        )
     if bool(config.gateway.tls_certificate) != bool(config.gateway.tls_key):
         found.append("gateway.tls_certificate and gateway.tls_key belong together; set both, or neither")
     if config.engine.backend == "custom" and not config.engine.command:

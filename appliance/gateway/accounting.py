@@ -54,16 +54,17 @@ class Account:
         usage: as the engine said it, once the answer is complete.
         events: server-sent events so far.
         answered: the engine has answered, whole or in part.
+        last_s: of the last piece, on the loop's clock; 0 before.
     """
 
-    __slots__ = ("_first_mark", "_last_mark", "_last_s", "_metrics", "_sizes", "_ticket", "answered", "body_bytes", "events", "usage")
+    __slots__ = ("_first_mark", "_last_mark", "_metrics", "_sizes", "_ticket", "answered", "body_bytes", "events", "last_s", "usage")
 
     def __init__(self, ticket: Ticket, body_bytes: int, metrics: Metrics, sizes: PromptSizes) -> None:
         self._ticket = ticket
         self._metrics = metrics
         self._sizes = sizes
         self._first_mark = self._last_mark = b""
-        self._last_s = 0.0
+        self.last_s = 0.0
         self.body_bytes = body_bytes
         self.events = 0
         self.answered = False
@@ -74,8 +75,8 @@ class Account:
         self.answered = True
         events = data.count(b"\n\n")
         if self.events and events:
-            self._metrics.inter_token.observe((now_s - self._last_s) / events, events)
-        self._last_s = now_s
+            self._metrics.inter_token.observe((now_s - self.last_s) / events, events)
+        self.last_s = now_s
         self.events += events
         if b'"usage"' in data or b'"meta_info"' in data:
             self._last_mark = data

@@ -9,6 +9,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from appliance.config.api_keys import ApiKey
+from appliance.gateway.actions import Actions
 from appliance.gateway.client import Client, Send
 from appliance.gateway.connection import EXTENSION, ClientConnection
 from appliance.gateway.cors import Cors
@@ -18,6 +19,7 @@ from appliance.gateway.fuse import Fuse
 from appliance.gateway.headers import legal_request_id
 from appliance.gateway.inflight import InflightTable, LiveRequest, new_request_id
 from appliance.gateway.intake import ClientGone, Intake, Receive
+from appliance.gateway.live import Live
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
 from appliance.gateway.reception import Reception
@@ -44,6 +46,8 @@ class App:
         intake: Intake,
         relay: Relay,
         pages: Pages,
+        live: Live,
+        actions: Actions,
         inflight: InflightTable,
         reporter: Reporter,
         metrics: Metrics,
@@ -55,6 +59,8 @@ class App:
         self._intake = intake
         self._relay = relay
         self._pages = pages
+        self._live = live
+        self._actions = actions
         self._inflight = inflight
         self._reporter = reporter
         self._metrics = metrics
@@ -89,11 +95,16 @@ class App:
             route = route_of(scope["method"], scope["path"])
             client.label = route.label
             key = self._reception.key_of(scope["path"], route, scope["headers"])
-            if route.kind is Kind.PAGE:
-                await self._intake.discard(scope["headers"], receive, client.connection)
-                await client.answer(*await self._pages.get(scope["path"]))
-            else:
+            if route.kind in (Kind.JSON, Kind.OTHER):
                 await self._pass(scope, receive, client, route, key)
+                return
+            await self._intake.discard(scope["headers"], receive, client.connection)
+            if route.kind is Kind.EVENTS:
+                await self._live.serve(client, scope["headers"], key)
+            elif route.kind is Kind.ADMIN:
+                await client.answer(*await self._actions.perform(scope["path"], key))
+            else:
+                await client.answer(*await self._pages.get(scope["path"], scope["query_string"], scope["headers"], key))
         except Refused as refused:
             self._metrics.refusals[refused.code] += 1
             await self._intake.discard(scope["headers"], receive, client.connection)

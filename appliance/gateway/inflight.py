@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.core.requests import InflightRequest, Resumability
+from appliance.gateway.accounting import Account
 from appliance.gateway.gate import Life
 from appliance.gateway.headers import Headers
 from appliance.gateway.notes import Notes
@@ -61,6 +62,7 @@ class LiveRequest:
         connection: to that engine, while the answer is coming.
         notes, said: what is known of the answer so far, as far as engines have noted it, or as the client was sent it.
         losses: the engines it has lost.
+        account: what its client is sent, counted.
     """
 
     request_id: str
@@ -89,11 +91,17 @@ class LiveRequest:
     notes: Notes = field(default_factory=Notes)
     said: Said = field(default_factory=Said)
     losses: Losses = field(default_factory=Losses)
+    account: Account | None = None
 
     @property
     def order(self) -> int:
         """Of arrival."""
         return self.ticket.order
+
+    @property
+    def tokens(self) -> int:
+        """Of its answer so far: as the engine notes them, else by the events of its stream."""
+        return max(self.notes.count, self.account.answer_tokens if self.account is not None else 0)
 
     @property
     def resumability(self) -> Resumability:

@@ -20,18 +20,19 @@ class Notes:
 
     Attributes:
         ids: comma-separated, empty or ending in a comma.
+        count: how many that are.
         ticket: what the engine wants back; empty while it has told none.
         finish: the word with which the text ended; empty while it goes on.
         ended: events behind the text.
         whole: the status of an answer without a stream, once it is here.
     """
 
-    __slots__ = ("ended", "finish", "ids", "ticket", "whole")
+    __slots__ = ("count", "ended", "finish", "ids", "ticket", "whole")
 
     def __init__(self) -> None:
         self.ids = bytearray()
         self.ticket = self.finish = b""
-        self.ended = self.whole = 0
+        self.count = self.ended = self.whole = 0
 
     def take(self, blocks: bytes) -> bytes:
         """Whole blocks of a stream; what is left of them for the client."""
@@ -69,6 +70,7 @@ class Notes:
         match name:
             case b":ids":
                 self.ids += value + b","
+                self.count += value.count(b",") + 1
             case b":ticket":
                 self.ticket = value
             case b":finish":

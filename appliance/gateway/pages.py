@@ -9,14 +9,17 @@ from typing import Any
 
 from appliance import __version__
 from appliance.config import Config
-from appliance.config.api_keys import PRIORITIES
+from appliance.config.api_keys import PRIORITIES, ApiKey
+from appliance.control.client import AsyncControl
 from appliance.control.codec import to_json
+from appliance.gateway import page_files
 from appliance.gateway.admission import Lane
 from appliance.gateway.connection import ConnectionPolicy
 from appliance.gateway.envelope import JSON_TYPE, Refused
 from appliance.gateway.exposition import CONTENT_TYPE, Exposition
 from appliance.gateway.gate import Gate, Standing, sentence_of
 from appliance.gateway.headers import Headers
+from appliance.gateway.incident_page import incident_page
 from appliance.gateway.inflight import InflightTable
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.relay import Relay
@@ -37,6 +40,7 @@ class Pages:
         metrics: Metrics,
         policy: ConnectionPolicy,
         exposition: Exposition,
+        control: AsyncControl,
     ) -> None:
         self._config = config
         self._gate = gate
@@ -45,16 +49,23 @@ class Pages:
         self._metrics = metrics
         self._policy = policy
         self._exposition = exposition
+        self._control = control
         self._started_s = time.monotonic()
 
-    async def get(self, path: str) -> Page:
-        """The page. Raises Refused for /health while nothing serves, and for /metrics where it is switched off."""
+    async def get(self, path: str, query: bytes, headers: Headers, key: ApiKey) -> Page:
+        """The page. Raises Refused for /health while nothing serves, for /metrics where it is switched off, for no such incident."""
+        if path != page_files.FRONT and (file := page_files.FILES.get(path)) is not None:
+            return file.answer(headers)
         if path == "/health":
             return self._health()
         if path == "/status":
             return 200, [JSON_TYPE, (b"cache-control", b"no-store")], _json(self.status())
         if path == "/metrics":
             return await self._metrics_page()
+        if path.startswith("/status/incident."):
+            return await incident_page(self._control, path, query, key)
+        if page_files.wants_page(headers):
+            return page_files.FILES[page_files.FRONT].answer(headers)
         return 200, [(b"content-type", b"text/plain; charset=utf-8")], self._front().encode()
 
     def status(self) -> dict[str, Any]:
@@ -65,7 +76,7 @@ class Pages:
             "sentence": sentence_of(view),
             "applianced_connected": view.connected,
             "publication": to_json(view.publication),
-            "slots": {"capacity": slots.capacity, "in_use": slots.in_use},
+            "slots": {"capacity": slots.capacity, "in_use": slots.in_use, "holding": self._holding()},
             "kv_tokens": {"pool": slots.pool_tokens, "reserved": slots.reserved_tokens},
             "queue": self._queue(slots),
             "inflight": to_json(self._inflight.all()[:LISTED_MAX]),
@@ -116,6 +127,26 @@ class Pages:
             for position, waiter in enumerate(lane.waiting()[:LISTED_MAX])
         ]
         return {"length": lane.queue_length, "limit": lane.queue_size, "waiting": waiting}
+
+    def _holding(self) -> list[dict[str, Any]]:
+        """Who has a slot: how long, how far, and how long silent. Never a text."""
+        now_s = asyncio.get_running_loop().time()
+        held = sorted((one for one in self._inflight if one.generation and one.takes_slot), key=lambda one: one.order)
+        return [
+            {
+                "request_id": one.request_id,
+                "key": one.ticket.flow,
+                "path": one.path,
+                "prompt_tokens": one.prompt_tokens,
+                "tokens": one.tokens,
+                "age_s": round(now_s - one.arrived_s, 3),
+                "last_token_s": _rounded(now_s - one.account.last_s if one.account is not None and one.account.last_s else None),
+                "stream": one.stream,
+                "attempt": one.attempt,
+                "generation": one.generation,
+            }
+            for one in held[:LISTED_MAX]
+        ]
 
     def _by_code(self) -> dict[int, int]:
         totals: dict[int, int] = {}

@@ -42,7 +42,7 @@ class Reception:
         if path in OPEN_PAGES:
             return ANYBODY
         key = self._keys.admit(headers)
-        if route.kind is not Kind.PAGE:
+        if route.kind in (Kind.JSON, Kind.OTHER):
             may_use_model(key)
             self._limits.admit(key, asyncio.get_running_loop().time())
         return key
@@ -92,7 +92,8 @@ class Reception:
 
     def account(self, request: LiveRequest) -> Account:
         """For its answer."""
-        return Account(request.ticket, len(request.body), self._metrics, self._sizes)
+        request.account = Account(request.ticket, len(request.body), self._metrics, self._sizes)
+        return request.account
 
     def settle(self, key: ApiKey, request: LiveRequest, account: Account) -> None:
         """It is over. What had no answer cost nothing."""
@@ -100,7 +101,7 @@ class Reception:
             return
         how = "usage" if account.usage is not None else "estimate"
         prompt = request.prompt_tokens if request.prompt_tokens is not None else account.prompt_tokens
-        answer = account.answer_tokens if account.usage is not None or not request.notes.ids else len(request.notes.ids)
+        answer = account.answer_tokens if account.usage is not None or not request.notes.ids else request.notes.count
         self._profiler.answered(prompt, answer, account.usage.cached_tokens if account.usage is not None else 0)
         self._metrics.prompt_length.observe(prompt)
         self._metrics.answer_length.observe(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from appliance.gateway import actions, live, page_files
 from appliance.gateway.envelope import Refused
 
 
@@ -13,6 +14,10 @@ class Kind(enum.Enum):
 
     PAGE = "page"
     """By the gateway itself."""
+    EVENTS = "events"
+    """Likewise, and for as long as somebody looks."""
+    ADMIN = "admin"
+    """An order to applianced."""
     JSON = "json"
     """POST with a JSON object, to the engine."""
     OTHER = "other"
@@ -38,14 +43,17 @@ class Route:
 _STREAMING = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 _COMPUTING = ("/v1/classify", "/v1/embeddings", "/v1/rerank", "/v1/score")
 _COUNTING = ("/detokenize", "/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/tokenize")
-PAGES = ("/", "/health", "/metrics", "/status")
-OPEN_PAGES = frozenset({"/", "/health"})
+PAGES = ("/", "/health", "/metrics", "/status", "/status/incident.md", "/status/incident.tar.zst")
+OPEN_PAGES = frozenset({"/", "/health", *page_files.FILES})
 """For load balancers and the curious: without a key, and without anything about requests."""
 _ROUTES = {
     **{path: Route(Kind.JSON, path, True, True) for path in _STREAMING},
     **{path: Route(Kind.JSON, path, True) for path in _COMPUTING},
     **{path: Route(Kind.JSON, path, False) for path in _COUNTING},
+    **{path: Route(Kind.PAGE, "/page/*", False) for path in page_files.FILES},
     **{path: Route(Kind.PAGE, path, False) for path in PAGES},
+    **{path: Route(Kind.ADMIN, path, False) for path in actions.PATHS},
+    live.PATH: Route(Kind.EVENTS, live.PATH, False),
     "/v1/models": Route(Kind.OTHER, "/v1/models", False),
 }
 _ANY_OTHER = Route(Kind.OTHER, "/v1/*", True)
@@ -77,4 +85,6 @@ def _methods(path: str, route: Route) -> tuple[str, ...]:
     if route.kind is Kind.JSON:
         # Of these, an engine may let stored answers be read back.
         return ("POST", "GET", "HEAD") if path == "/v1/responses" else ("POST",)
-    return READING_METHODS if route.kind is Kind.PAGE or path == "/v1/models" else _OTHER_METHODS
+    if route.kind is Kind.ADMIN:
+        return ("POST",)
+    return READING_METHODS if route.kind in (Kind.PAGE, Kind.EVENTS) or path == "/v1/models" else _OTHER_METHODS

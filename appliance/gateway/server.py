@@ -20,6 +20,7 @@ from appliance.config import Config
 from appliance.control.client import AsyncControl, subscribe
 from appliance.core.errors import ApplianceError
 from appliance.core.publication import Publication
+from appliance.gateway.actions import Actions
 from appliance.gateway.app import App
 from appliance.gateway.connection import KEEP_ALIVE_S, ClientConnection, ConnectionPolicy
 from appliance.gateway.cors import Cors
@@ -30,9 +31,11 @@ from appliance.gateway.fuse import Fuse
 from appliance.gateway.gate import Gate
 from appliance.gateway.inflight import InflightTable, load_key
 from appliance.gateway.intake import Intake
+from appliance.gateway.live import Live
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
 from appliance.gateway.profile import Profiler
+from appliance.gateway.recent import Recent
 from appliance.gateway.reception import Reception
 from appliance.gateway.relay import Relay
 from appliance.gateway.report import Reporter
@@ -59,19 +62,21 @@ class Server:
         self._control_path = run_dir / "control.sock"
         self._policy = ConnectionPolicy(gateway.header_timeout_s, gateway.write_timeout_s, gateway.disconnect_grace_s)
         self._reporter = Reporter(AsyncControl(self._control_path))
-        self._gate = Gate(lambda: self._relay.settle())
+        self._gate = Gate(self._moved)
         metrics, inflight = Metrics(), InflightTable(load_key(state_dir))
         fuse = Fuse(config.admission, self._gate, metrics)
         self._relay = Relay(config, self._gate, fuse, inflight, self._reporter, metrics)
         self._sources = Sources(self._gate, AsyncControl(self._control_path))
         exposition = Exposition(metrics, files.fallback, self._gate, self._relay, inflight, self._policy, self._sources)
-        pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy, exposition)
+        self._asker = AsyncControl(self._control_path)
+        pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy, exposition, self._asker)
+        actions = Actions(self._asker, enabled=gateway.admin_actions)
+        self._live = Live(AsyncControl(self._control_path), pages.status, Recent(metrics), self._relay, inflight, actions, self._policy)
         self._profiler = Profiler(state_dir, config.metrics.traffic_days, time.time)
         reception = Reception(files.keys, config.admission, inflight, self._profiler, metrics)
         cors = Cors(gateway.cors_origins)
-        app = App(
-            cors, reception, fuse, files.fallback, Intake(gateway.max_body_bytes), self._relay, pages, inflight, self._reporter, metrics
-        )
+        intake = Intake(gateway.max_body_bytes)
+        app = App(cors, reception, fuse, files.fallback, intake, self._relay, pages, self._live, actions, inflight, self._reporter, metrics)
         self._state = ServerState()
         self._uvicorn = _uvicorn_config(app)
         self._notifier = SystemdNotifier()
@@ -91,8 +96,9 @@ class Server:
         where = ", ".join(url_of(listener, tls=self._files.tls is not None) for listener in listeners)
         log.info("listening on %s", where)
         self._notifier.notify(f"READY=1\nSTATUS=listening on {where}")
+        looking = self._live.keep_asking(), self._live.keep_series()
         async with asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(each) for each in (self._follow(), self._keep_time(), self._profiler.keep())]
+            beside = [tasks.create_task(each) for each in (self._follow(), self._keep_time(), self._profiler.keep(), *looking)]
             await self._signals.get()
             for server in servers:
                 server.close()
@@ -102,6 +108,8 @@ class Server:
         self._gate.stop()
         self._reporter.close()
         self._sources.close()
+        self._live.close()
+        self._asker.close()
 
     async def _listen(self, listener: socket.socket) -> asyncio.Server:
         loop = asyncio.get_running_loop()
@@ -120,6 +128,10 @@ class Server:
         return ClientConnection(self._policy, self._uvicorn, self._state)
 
     # beside the requests
+
+    def _moved(self) -> None:
+        self._relay.settle()
+        self._live.wake()
 
     async def _follow(self) -> None:
         """Publications, for ever; while applianced is away, ask for it again and again."""
@@ -163,6 +175,7 @@ class Server:
         log.info("stopping: %d requests run and may take %g s; another signal ends them now", running, drain_s)
         self._notifier.notify(f"STOPPING=1\nSTATUS=draining {running} requests")
         self._policy.draining = True
+        self._live.wake()
         for connection in self._connections():
             connection.drain()
         await self._until_idle(drain_s)

@@ -42,6 +42,11 @@ class NvmlGpu:
     persistence: bool | None = None
     temperature_c: int | None = None
     power_w: float | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    """Lanes in use now: an idle card may have slept some away."""
+    pcie_replays: int | None = None
+    """Packets sent again since the driver was loaded: a link with a bad riser counts up."""
     problem: str | None = None
     code: int = 0
     processes: tuple[int, ...] = ()

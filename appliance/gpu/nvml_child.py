@@ -78,6 +78,9 @@ def _now(pynvml: Any, handle: Any) -> Json:
         "persistence": _maybe(pynvml, lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
         "temperature_c": _maybe(pynvml, lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
         "power_w": watts,
+        "pcie_generation": _maybe(pynvml, lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))),
+        "pcie_width": _maybe(pynvml, lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))),
+        "pcie_replays": _maybe(pynvml, lambda: int(pynvml.nvmlDeviceGetPcieReplayCounter(handle))),
     }
 
 

@@ -222,6 +222,11 @@ class Budget:
         self._store.keep(PREFIX + calibration.key, to_json(calibration))
 
     @property
+    def measured(self) -> Measured:
+        """What starts of this engine with this model measured; None is a term that was not."""
+        return self._now.measured
+
+    @property
     def _now(self) -> Calibration:
         """What is known of the present engine, model and place."""
         empty = Calibration(self._place, *self._engine, self._model)

@@ -6,13 +6,22 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from appliance.core.flight import FlightRecord, FlightSample
-from appliance.gpu.nvml import NvmlReport
+from appliance.gpu.nvml import NvmlGpu, NvmlReport
 from appliance.supervisor.probe import Counters
 
 SAMPLE_S = 1.0
 KEPT = 15 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class CardsSample:
+    """One second of each card that answered. For people who watch; an incident keeps the sums alone."""
+
+    time_s: float
+    gpus: tuple[NvmlGpu, ...]
 
 
 class FlightRecorder:
@@ -25,6 +34,7 @@ class FlightRecorder:
         self._counters = counters
         self._uses_gpu = uses_gpu
         self._samples: deque[FlightSample] = deque(maxlen=KEPT)
+        self._cards: deque[CardsSample] = deque(maxlen=KEPT)
 
     async def run(self) -> None:
         """For ever. An NVML that hangs costs samples, not the service."""
@@ -34,20 +44,26 @@ class FlightRecorder:
             counters = self._counters()
             if report is not None or counters is not None:
                 self._samples.append(self._sample(report, counters or Counters()))
+            if report is not None and _heard(report):
+                self._cards.append(CardsSample(round(time.time(), 1), tuple(gpu for gpu in report.gpus if gpu.problem is None)))
 
     @property
     def record(self) -> FlightRecord | None:
         """What an incident keeps."""
         return FlightRecord.of(self._samples) if self._samples else None
 
+    def since(self, time_s: float) -> tuple[FlightRecord, tuple[CardsSample, ...]]:
+        """What was sampled after that moment: the sums, and card by card."""
+        samples = FlightRecord.of(sample for sample in self._samples if round(sample.time_s, 1) > time_s)
+        return samples, tuple(sample for sample in self._cards if sample.time_s > time_s)
+
     def _sample(self, report: NvmlReport | None, counters: Counters) -> FlightSample:
         before = self._samples[-1] if self._samples else FlightSample(0.0, 0)
-        heard = report is not None and report.code == 0 and not report.hung
-        gpus = report.gpus if report is not None and heard else ()
+        gpus = report.gpus if report is not None and _heard(report) else ()
         return FlightSample(
             time_s=time.time(),
             # Cards that do not answer have not become empty: what was known last stands.
-            vram_used_bytes=sum(gpu.used_bytes for gpu in gpus) if heard else before.vram_used_bytes,
+            vram_used_bytes=sum(gpu.used_bytes for gpu in gpus) if report is not None and _heard(report) else before.vram_used_bytes,
             running=counters.running,
             waiting=counters.waiting,
             block_violations=counters.block_violations,
@@ -55,3 +71,7 @@ class FlightRecorder:
             temperature_c=max((gpu.temperature_c or 0 for gpu in gpus), default=0),
             power_w=sum(gpu.power_w or 0.0 for gpu in gpus),
         )
+
+
+def _heard(report: NvmlReport) -> bool:
+    return report.code == 0 and not report.hung

@@ -17,6 +17,7 @@ from appliance.core.requests import InflightRequest
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
 from appliance.supervisor.daemon import Supervisor
+from appliance.supervisor.views import Views
 
 INCIDENTS_MAX = 1000
 REPORT_KINDS = ("traffic", "upstream_lost", "client_disconnect")
@@ -36,7 +37,9 @@ class Verbs:
     def handlers(self) -> dict[str, Handler]:
         """For the control server."""
         verbs = (self.status, self.incidents, self.incident, self.restart, self.drain, self.resume, self.report)
-        return {verb.__name__: verb for verb in verbs}
+        views = Views(self._supervisor)
+        looks = (views.ladder, views.flight, views.timeline, views.dossier)
+        return {verb.__name__: verb for verb in (*verbs, *looks)}
 
     async def status(self, arguments: Arguments) -> Arguments:
         """All that is known without asking anybody."""
