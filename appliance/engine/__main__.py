@@ -56,6 +56,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     ):
         number = _number(float, least, most)
         parser.add_argument(f"--{name}", type=number, default=default_number, metavar="F", help=f"{doc} (default: {default_number})")
+    parser.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
     parser.add_argument("--fault", type=_fault, metavar="KIND@STEP", help=argparse.SUPPRESS)  # engine/faults.py; for tests
     return parser.parse_args(arguments)
 
@@ -95,6 +96,7 @@ def settings_of(arguments: argparse.Namespace) -> EngineSettings:
         block_tokens=arguments.block_tokens,
         kv_pool_bytes=arguments.kv_pool_bytes,
         prefill_fraction=arguments.prefill_fraction,
+        prefix_cache=not arguments.no_prefix_cache,
         fault=arguments.fault,
     )
 

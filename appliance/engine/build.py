@@ -110,7 +110,7 @@ def load_parts(settings: EngineSettings, decoder: Decoder | None = None) -> Engi
         geometry.decode_tokens,
         geometry.block_tokens,
     )
-    scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens)
+    scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens, settings.prefix_cache)
     return EngineParts(runner, scheduler, limits, threads)
 
 

@@ -28,6 +28,6 @@ class Lane:
         tail_tokens = sequence.prompt_tokens % block_tokens
         answer_blocks = -(-(tail_tokens + sequence.request.sampling.max_new_tokens) // block_tokens)
         pool = BlockPool(PoolGeometry(block_tokens, -(-sequence.prompt_tokens // block_tokens), answer_blocks))
-        lane = Lane(Scheduler(pool, max_running=1, chunk_tokens=self.scheduler.chunk_tokens), self.runner.beside(pool))
-        lane.scheduler.add(sequence)
-        return lane
+        scheduler = Scheduler(pool, max_running=1, chunk_tokens=self.scheduler.chunk_tokens, prefix_cache=False)
+        scheduler.add(sequence)
+        return Lane(scheduler, self.runner.beside(pool))

@@ -21,9 +21,9 @@ import torch
 from appliance.core.launch import EngineLimits
 from appliance.engine.block_pool import PoolGeometry
 from appliance.engine.lane import Lane
-from appliance.engine.messages import EngineStats, FinishReason, GenerateRequest, RequestRefused, TokenOutput
+from appliance.engine.messages import EngineStats, FinishReason, GenerateRequest, Likelihood, RequestRefused, TokenOutput
 from appliance.engine.runner import ModelRunner
-from appliance.engine.sampler import NotFinite, choose
+from appliance.engine.sampler import NoChoice, choose
 from appliance.engine.scheduler import Chunk, Scheduler
 from appliance.engine.sequence import Sequence, Stage
 from appliance_kernels.kv_write.reference import Violation
@@ -32,6 +32,8 @@ log = logging.getLogger("appliance.engine.loop")
 
 EXIT_LOOP_FAILED = 70
 """EX_SOFTWARE of sysexits.h: the supervisor reads the log for the cause and starts the next life."""
+_PROMOTED_A_STEP = 4
+"""Blocks of finished answers that are copied in a step while others wait for it; a millisecond or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ class EngineLoop:
         started_s = time.monotonic()
         for lane in (self._shared, *self._apart.values()):
             self._step_lane(lane)
+        self._promote()
         self._last_step_s = time.monotonic() - started_s
         self._stats = self._snapshot()
 
@@ -205,6 +208,16 @@ class EngineLoop:
             if rows:
                 self._accept(logits if len(rows) == len(sequences) else logits[rows], [sequences[row] for row in rows])
             self._progress += 1
+
+    def _promote(self) -> None:
+        """Answers that were finished become what the next turn of their conversation begins with: a few blocks a step, or all
+        when nobody waits."""
+        shared = self._shared
+        promotions = shared.scheduler.plan_promotion(_PROMOTED_A_STEP if self._living else None)
+        if promotions:
+            copies = [(one.block.source, one.target, one.block.owner) for one in promotions]
+            shared.scheduler.promoted(promotions, shared.runner.promote(copies))
+            self._answer_violations(shared)
 
     def _prefill(self, lane: Lane, chunks: list[Chunk]) -> None:
         """One pass over all chunks; if that fails, one by one, so that only the guilty one is lost."""
@@ -243,6 +256,8 @@ class EngineLoop:
         self._violations += len(violations)
         by_owner = {violation.owner: violation for violation in reversed(violations)}
         refused = [sequence for sequence in lane.scheduler if sequence.arrival in by_owner]
+        for owner in by_owner.keys() - {sequence.arrival for sequence in refused}:
+            log.error("KV access refused for a sequence that has ended: %s; please report this", by_owner[owner])
         for sequence in refused:
             self._set_apart(lane, sequence, by_owner[sequence.arrival])
         return refused
@@ -275,34 +290,53 @@ class EngineLoop:
 
     def _accept(self, logits: torch.Tensor, sequences: list[Sequence]) -> None:
         """Choose a token for each, hand it out, end those that are done."""
-        try:
-            tokens = choose(logits, sequences)
-        except NotFinite as error:
-            for sequence in error.sequences:
-                count = len(sequence.token_ids)
-                log.error("The model's logits after %d tokens of request %s are not finite.", count, sequence.request.request_id)
-                text = f"the model gave no usable numbers after {count} tokens (NaN or infinity)"
-                self._finish(sequence, FinishReason.ERROR, error=text)
-            kept = [row for row, sequence in enumerate(sequences) if sequence not in error.sequences]
-            if kept:
-                self._accept(logits[kept], [sequences[row] for row in kept])
-            return
-        for sequence, token in zip(sequences, tokens, strict=True):
+        for sequence, choice in zip(sequences, choose(logits, sequences), strict=True):
+            if isinstance(choice, NoChoice):
+                self._fail_choice(sequence, choice)
+                continue
             self._generated_tokens += 1
-            if token in sequence.request.sampling.stop_token_ids:
+            if choice.token in sequence.request.sampling.stop_token_ids:
                 self._finish(sequence, FinishReason.STOP)
                 continue
-            sequence.token_ids.append(token)
-            if sequence.answer_tokens >= sequence.request.sampling.max_new_tokens:
-                self._finish(sequence, FinishReason.LENGTH, (token,))
+            sequence.token_ids.append(choice.token)
+            constraint, output = sequence.request.constraint, (choice.token,)
+            if constraint is not None:
+                constraint.take(choice.token)
+            if constraint is not None and constraint.complete:
+                self._finish(sequence, FinishReason.STOP, output, likelihoods=choice.likelihoods)
+            elif sequence.answer_tokens >= sequence.request.sampling.max_new_tokens:
+                self._finish(sequence, FinishReason.LENGTH, output, likelihoods=choice.likelihoods)
             else:
-                sequence.on_output(TokenOutput(sequence.request.request_id, (token,)))
+                sequence.on_output(
+                    TokenOutput(sequence.request.request_id, output, cached_tokens=sequence.cached_tokens, likelihoods=choice.likelihoods)
+                )
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, token_ids: tuple[int, ...] = (), error: str | None = None) -> None:
-        self._apart.pop(sequence.request.request_id, self._shared).scheduler.remove(sequence)
+    def _fail_choice(self, sequence: Sequence, choice: NoChoice) -> None:
+        request_id, count = sequence.request.request_id, len(sequence.token_ids)
+        if choice.not_finite:
+            log.error("The model's logits after %d tokens of request %s are not finite.", count, request_id)
+        else:
+            log.warning("There is no next token after %d tokens of request %s: %s.", count, request_id, choice.why)
+        self._finish(sequence, FinishReason.ERROR, error=choice.why)
+        if choice.not_finite:
+            self._shared.scheduler.cache.forget(sequence.digests)  # should it have been chance, it is not to last
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        token_ids: tuple[int, ...] = (),
+        error: str | None = None,
+        likelihoods: tuple[Likelihood, ...] = (),
+    ) -> None:
+        scheduler = self._apart.pop(sequence.request.request_id, self._shared).scheduler
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            scheduler.retire(sequence)
+        else:
+            scheduler.remove(sequence)
         assert sequence.stage is Stage.FINISHED
         del self._living[sequence.request.request_id]
-        sequence.on_output(TokenOutput(sequence.request.request_id, token_ids, reason, error=error))
+        sequence.on_output(TokenOutput(sequence.request.request_id, token_ids, reason, sequence.cached_tokens, error, likelihoods))
 
     def _snapshot(self) -> EngineStats:
         lanes = (self._shared, *self._apart.values())
@@ -317,4 +351,7 @@ class EngineLoop:
             kv_blocks_used=self._shared.scheduler.pool.used_blocks,
             last_step_s=self._last_step_s,
             block_violations=self._violations,
+            cached_tokens=self._shared.scheduler.cached_tokens,
+            kv_blocks_kept=self._shared.scheduler.pool.kept_blocks,
+            evictions=self._shared.scheduler.cache.evictions,
         )

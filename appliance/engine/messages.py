@@ -24,6 +24,12 @@ class SamplingParams:
         max_new_tokens: at least 1.
         stop_token_ids: ends the answer; the token itself is not part of it. The model's own end tokens are added by
             the HTTP side unless the client said `ignore_eos`.
+        min_p: tokens with less than this share of the likeliest one's are out of the question; 0 switches it off.
+        min_new_tokens: until then no stop token is chosen.
+        presence_penalty, frequency_penalty: taken from the logit of a token that the answer holds, once or a time.
+        repetition_penalty: a positive logit of a token of prompt or answer is divided by it, a negative one multiplied; 1 is off.
+        logit_bias: (token id, what is added to its logit).
+        logprobs: report each token's log probability, and those of so many likeliest; None: do not.
     """
 
     max_new_tokens: int
@@ -32,6 +38,41 @@ class SamplingParams:
     top_k: int = 0
     seed: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
+    min_p: float = 0.0
+    min_new_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def adjusts(self) -> bool:
+        """Logits are not taken as the model gives them."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0) or bool(self.logit_bias) or self.min_new_tokens > 0
+
+
+class Constraint(Protocol):
+    """What an answer may say, a token at a time. Written by the engine's thread alone, once its request is submitted."""
+
+    def allowed(self) -> bytes:
+        """A byte a token id: 0 where it may not come next.
+
+        Raises:
+            ConstraintFailed: the grammar has become too much for its limits.
+        """
+
+    def take(self, token_id: int) -> None:
+        """It came next."""
+
+    @property
+    def complete(self) -> bool:
+        """Nothing may follow any more."""
+
+
+class ConstraintFailed(Exception):
+    """The message is fit for a client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +82,14 @@ class GenerateRequest:
     Attributes:
         answer_ids: the beginning of the answer, from an earlier engine life: computed again at the places where it was
             computed then, not given out again, and counted in max_new_tokens, which is more than they are.
+        constraint: what the answer may say; it has taken answer_ids already. None: anything.
     """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     answer_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
 
 class FinishReason(enum.Enum):
@@ -59,14 +102,28 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Likelihood:
+    """How likely a token was, of all that the model could have said, before anything was adjusted.
+
+    Attributes:
+        logprob: the natural logarithm of its share.
+        top: (token id, logprob) of the likeliest, in order.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOutput:
     """New tokens of one sequence, or its end.
 
     Attributes:
         token_ids: new since the last output; may be empty with a finish reason (a stop token is never in it).
         finish: set in the last output of a request, exactly once.
-        cached_tokens: of the prompt, found in the prefix cache (0 until there is one).
+        cached_tokens: of the prompt, found in the prefix cache.
         error: for ERROR: one sentence with numbers, fit for a client.
+        likelihoods: of these tokens, where the request asked for them.
     """
 
     request_id: str
@@ -74,6 +131,7 @@ class TokenOutput:
     finish: FinishReason | None = None
     cached_tokens: int = 0
     error: str | None = None
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +151,12 @@ class EngineStats:
     """Duration of the last completed step."""
     block_violations: int = 0
     """Writes to KV blocks, or reads of them, that were refused; each has cost a sequence its blocks."""
+    cached_tokens: int = 0
+    """Of prompts, taken from the prefix cache; they are not among prompt_tokens."""
+    kv_blocks_kept: int = 0
+    """By the prefix cache alone: anybody may have them."""
+    evictions: int = 0
+    """Blocks that the prefix cache gave up for others."""
 
 
 class RequestRefused(Exception):

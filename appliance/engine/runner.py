@@ -59,6 +59,11 @@ class ModelRunner:
         if moves.copies:
             self._copy(moves.copies, Region.DECODE)
 
+    def promote(self, copies: Several[tuple[int, int, int]]) -> bool:
+        """(from, to, owner): blocks of finished answers into the prompts' region. False: one of them was refused."""
+        self._copy(copies, Region.PREFILL)
+        return not self._violations.count
+
     def _copy(self, copies: Several[tuple[int, int, int]], region: Region) -> None:
         """(from, to, owner), in all layers, into this region."""
         sources, targets, owners = zip(*copies, strict=True)

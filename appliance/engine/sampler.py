@@ -5,23 +5,39 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence as Several
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from appliance.engine.messages import Constraint, ConstraintFailed, Likelihood
 from appliance.engine.sequence import Sequence
-from appliance_kernels.sample.reference import greedy, sample
+from appliance_kernels.sample.reference import adjusted, greedy, log_shares, sample
 
 _WORD = 2**64
+_NEVER = float("-inf")
 _COLDEST = 1e-5
 """Below this temperature nothing but the best token has a share that a float can hold."""
 
 
-class NotFinite(Exception):
-    """The model's logits of these sequences are NaN or infinite."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token, and how likely it was where the request wants to know."""
 
-    def __init__(self, sequences: list[Sequence]) -> None:
-        super().__init__(f"logits of {len(sequences)} sequences are not finite")
-        self.sequences = sequences
+    token: int
+    likelihoods: tuple[Likelihood, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoChoice:
+    """There is no next token; `why` is fit for a client.
+
+    Attributes:
+        not_finite: the model's logits are NaN or infinite.
+    """
+
+    why: str
+    not_finite: bool = False
 
 
 def uniform(seed: int, position: int) -> float:
@@ -30,23 +46,66 @@ def uniform(seed: int, position: int) -> float:
     return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
 
 
-def choose(logits: Tensor, sequences: Several[Sequence]) -> list[int]:
-    """A token for each.
+def choose(logits: Tensor, sequences: Several[Sequence]) -> list[Choice | NoChoice]:
+    """A token for each, by its own row alone.
 
     Args:
         logits: [sequences, vocab_size].
-
-    Raises:
-        NotFinite: naming those whose logits are not; nothing was chosen.
     """
     best = greedy(logits)
     finite = logits.gather(1, best.unsqueeze(1)).squeeze(1).isfinite().tolist()  # NaN counts as the largest
-    if not all(finite):
-        raise NotFinite([sequence for sequence, good in zip(sequences, finite, strict=True) if not good])
-    tokens: list[int] = best.tolist()
-    for row, sequence in enumerate(sequences):
-        sampling = sequence.request.sampling
-        if sampling.temperature >= _COLDEST:
-            u = uniform(sequence.seed, len(sequence.token_ids))
-            tokens[row] = sample(logits[row], sampling.temperature, sampling.top_k, sampling.top_p, u)
-    return tokens
+    choices: list[Choice | NoChoice] = []
+    for row, (sequence, token, good) in enumerate(zip(sequences, best.tolist(), finite, strict=True)):
+        if good:
+            choices.append(_choose(logits[row], token, sequence))
+        else:
+            count = len(sequence.token_ids)
+            choices.append(NoChoice(f"the model gave no usable numbers after {count} tokens (NaN or infinity)", not_finite=True))
+    return choices
+
+
+def _choose(logits: Tensor, best: int, sequence: Sequence) -> Choice | NoChoice:
+    """One row's; `best` is its largest."""
+    sampling, constraint = sequence.request.sampling, sequence.request.constraint
+    usable, token = logits, best
+    if sampling.adjusts or constraint is not None:
+        try:
+            usable = _allowed(_adjusted(logits, sequence), constraint)
+        except ConstraintFailed as failure:
+            return NoChoice(str(failure))
+        token = int(usable.argmax())
+        if usable[token] == _NEVER:
+            return NoChoice("what the answer may say leaves no token to choose")
+    if sampling.temperature >= _COLDEST:
+        u = uniform(sequence.seed, len(sequence.token_ids))
+        token = sample(usable, sampling.temperature, sampling.top_k, sampling.top_p, u, sampling.min_p)
+    if sampling.logprobs is None:
+        return Choice(token)
+    logprob, top = log_shares(logits, token, sampling.logprobs)
+    return Choice(token, (Likelihood(logprob, tuple(top)),))
+
+
+def _adjusted(logits: Tensor, sequence: Sequence) -> Tensor:
+    """Penalties, biases, and no end before its time; new."""
+    sampling = sequence.request.sampling
+    changed = adjusted(
+        logits,
+        torch.tensor(sequence.request.prompt_ids),
+        torch.tensor(sequence.token_ids[sequence.prompt_tokens :], dtype=torch.int64),
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.logit_bias,
+    )
+    if sequence.answer_tokens < sampling.min_new_tokens:
+        changed[list(sampling.stop_token_ids)] = _NEVER
+    return changed
+
+
+def _allowed(logits: Tensor, constraint: Constraint | None) -> Tensor:
+    """Without what may not be said; changed in place. A vocabulary is often padded: no text has those ids."""
+    if constraint is not None:
+        allowed = torch.frombuffer(bytearray(constraint.allowed()), dtype=torch.uint8)[: logits.shape[0]]
+        logits[: allowed.shape[0]].masked_fill_(allowed == 0, _NEVER)
+        logits[allowed.shape[0] :] = _NEVER
+    return logits

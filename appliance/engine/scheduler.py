@@ -6,6 +6,9 @@ and so on: a decode step is never delayed by more than one chunk.
 Under pressure: the prefill region full → prompts wait. The decode region full → the youngest gives its decode blocks back
 and later computes its answer so far again (same tokens, same positions, so the same numbers); its prompt stays where it is.
 The oldest always goes on, because a request that could not finish alone is refused at the door.
+
+What begins as something did that was computed before takes its blocks (prefix_cache.py): full ones only, and never the last
+token, whose logits are wanted. What is only kept gives way to whoever needs the room.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from appliance.engine.block_pool import BlockPool, BlockState, Region
+from appliance.engine.prefix_cache import PrefixCache, Promotion, Promotions, chain
 from appliance.engine.sequence import Sequence, Stage
 
 
@@ -55,13 +59,17 @@ class Scheduler:
     """Owns the queues, and every sequence's stage and blocks.
 
     Attributes:
+        cache: beginnings that were computed before.
         chunk_tokens: of one prefill step.
-        preemptions: so far.
+        preemptions, cached_tokens: so far; the latter of prompts, found in the cache.
     """
 
-    def __init__(self, pool: BlockPool, max_running: int, chunk_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, max_running: int, chunk_tokens: int, prefix_cache: bool = True) -> None:
         self.pool = pool
-        self.preemptions = 0
+        self.cache = PrefixCache(pool)
+        self.preemptions = self.cached_tokens = 0
+        self._caching = prefix_cache
+        self._promotions = Promotions(pool, self.cache)
         self._max_running = max_running
         self.chunk_tokens = chunk_tokens
         self._block_tokens = pool.geometry.block_tokens
@@ -88,6 +96,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new one."""
+        sequence.digests = chain(sequence.request.prompt_ids, self._block_tokens) if self._caching else []
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -96,6 +105,25 @@ class Scheduler:
         self._release(sequence.blocks)
         sequence.prompt_blocks, sequence.decode_blocks = [], []
         sequence.stage = Stage.FINISHED
+
+    def retire(self, sequence: Sequence) -> None:
+        """It has its answer: as `remove`, but the answer's full blocks are held until they are promoted or somebody needs them."""
+        if not self._caching or not sequence.decode_blocks:
+            self.remove(sequence)
+            return
+        self._leave_queues(sequence)
+        self._cancel_moves(sequence.blocks)
+        self._promotions.take(sequence)
+        sequence.prompt_blocks, sequence.decode_blocks = [], []
+        sequence.stage = Stage.FINISHED
+
+    def plan_promotion(self, most_blocks: int | None) -> list[Promotion]:
+        """Up to so many blocks of finished answers, or all, to be copied for the next turn; `promoted` must follow at once."""
+        return self._promotions.plan(most_blocks)
+
+    def promoted(self, promotions: list[Promotion], written: bool) -> None:
+        """The copies were made, or refused."""
+        self._promotions.done(promotions, written)
 
     def disown(self, sequence: Sequence) -> int:
         """A kernel refused to write for it, so what it believes to hold is not to be relied on: it leaves without giving
@@ -106,7 +134,11 @@ class Scheduler:
         sequence.prompt_blocks, sequence.decode_blocks = [], []
         sequence.computed_tokens = 0
         sequence.stage = Stage.WAITING
-        return self.pool.reconcile((other.blocks for other in self), ())
+        return self.pool.reconcile(self._held(), self.cache.blocks)
+
+    def _held(self) -> Iterator[list[int]]:
+        yield from (sequence.blocks for sequence in self)
+        yield self._promotions.blocks
 
     def _release(self, blocks: list[int]) -> None:
         self.pool.release(blocks)
@@ -145,6 +177,8 @@ class Scheduler:
             return
         self._prefilling.remove(sequence)
         self.pool.seal(block for block in sequence.prompt_blocks if self.pool.state(block) is BlockState.OPEN)
+        for digest, block in zip(sequence.digests, sequence.prompt_blocks, strict=False):
+            self.cache.keep(digest, block)
         if sequence.answer_tokens and not sequence.decode_blocks:
             self._set_aside(sequence)  # its answer began in an earlier life: from here on it is like a preempted one
         else:
@@ -168,7 +202,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises PoolCorrupt when the blocks do not add up."""
-        self.pool.check_integrity((sequence.blocks for sequence in self), ())
+        self.pool.check_integrity(self._held(), self.cache.blocks)
 
     def _admit_next(self) -> bool:
         if self.running >= self._max_running:
@@ -179,20 +213,27 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """The whole prompt or nothing; and not where those who run need the last blocks for their next tokens."""
-        if self.pool.free_blocks(Region.DECODE) <= self.running:
+        if not self._decode_room(self.running + 1):
             return False
-        blocks = self._allocate(Region.PREFILL, self.pool.geometry.blocks_for(sequence.prompt_tokens), sequence)
-        if blocks is None:
+        found = self.cache.find(sequence.digests[: (sequence.prompt_tokens - 1) // self._block_tokens])
+        self.pool.retain(found)
+        missing = self.pool.geometry.blocks_for(sequence.prompt_tokens) - len(found)
+        if not self._prefill_room(missing):
+            self.pool.release(found)
             return False
+        blocks = self._allocate(Region.PREFILL, missing, sequence)
+        assert blocks is not None, "checked above"
         self._waiting.popleft()
-        sequence.prompt_blocks = blocks
+        sequence.prompt_blocks = found + blocks
+        sequence.computed_tokens = sequence.cached_tokens = len(found) * self._block_tokens
+        self.cached_tokens += sequence.cached_tokens
         sequence.stage = Stage.PREFILLING
         self._prefilling.append(sequence)
         return True
 
     def _resume(self, sequence: Sequence) -> bool:
         """A preempted one comes back with room for all of its answer so far, and some to spare for the others."""
-        if self.pool.free_blocks(Region.DECODE) < self._missing_blocks(sequence) + self.running:
+        if not self._decode_room(self._missing_blocks(sequence) + self.running):
             return False
         self._preempted.remove(sequence)
         room = self._take_decode_blocks(sequence)
@@ -235,12 +276,28 @@ class Scheduler:
         return self.pool.geometry.blocks_for(len(sequence.token_ids) - full_tokens) - len(sequence.decode_blocks)
 
     def _take_decode_blocks(self, sequence: Sequence) -> bool:
-        blocks = self._allocate(Region.DECODE, self._missing_blocks(sequence), sequence)
+        missing = self._missing_blocks(sequence)
+        blocks = self._allocate(Region.DECODE, missing, sequence) if missing <= 0 or self._decode_room(missing) else None
         if blocks is None:
             return False
         if blocks and not sequence.decode_blocks and sequence.prompt_tokens % self._block_tokens:
             self._moves.copies.append((sequence.prompt_blocks[-1], blocks[0], sequence.arrival))
         sequence.decode_blocks += blocks
+        return True
+
+    def _prefill_room(self, blocks: int) -> bool:
+        """Make it, of what is only kept, unless that is too little."""
+        free = self.pool.free_blocks(Region.PREFILL)
+        if blocks > free + self.pool.kept_blocks:
+            return False
+        self.cache.make_room(blocks - free)
+        return True
+
+    def _decode_room(self, blocks: int) -> bool:
+        """Make it, of answers that wait to be promoted."""
+        while self.pool.free_blocks(Region.DECODE) < blocks:
+            if not self._promotions.give_up():
+                return False
         return True
 
     def _allocate(self, region: Region, count: int, sequence: Sequence) -> list[int] | None:

@@ -29,6 +29,8 @@ class Sequence:
         seed: the request's, or the one drawn for it.
         token_ids: prompt and answer.
         computed_tokens: how many of them have their keys and values in the cache.
+        digests: of the prompt's full blocks; see prefix_cache.py.
+        cached_tokens: of the prompt, taken from the prefix cache when it was admitted.
         prompt_blocks: of the prefill region; the last may be partly filled.
         decode_blocks: of the decode region. The first begins where the prompt's last full block ends: with a copy of the
             prompt's tail, if it has one, so that a token's place follows from its position alone.
@@ -41,6 +43,8 @@ class Sequence:
     token_ids: list[int]
     stage: Stage = Stage.WAITING
     computed_tokens: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    cached_tokens: int = 0
     prompt_blocks: list[int] = field(default_factory=list)
     decode_blocks: list[int] = field(default_factory=list)
 

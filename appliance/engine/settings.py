@@ -23,6 +23,7 @@ class EngineSettings:
         block_tokens: tokens of one KV block.
         kv_pool_bytes: size of the KV cache.
         prefill_fraction: share of its blocks that holds prompts; the rest holds answers.
+        prefix_cache: take what begins as something did before from the cache. Off, for measurements.
         fault: for tests: a damage and the decode step at which it is done; see faults.py. None: none.
     """
 
@@ -35,6 +36,7 @@ class EngineSettings:
     block_tokens: int = 16
     kv_pool_bytes: int = 512 * 1024**2
     prefill_fraction: float = 0.6
+    prefix_cache: bool = True
     fault: tuple[str, int] | None = None
 
     @property

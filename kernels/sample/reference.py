@@ -1,11 +1,14 @@
 """The next token: argmax of the logits, or the first token whose cumulative share exceeds u.
 
-Shares are p = softmax(logits / temperature), ordered from the largest (equal ones by token id), cut to the `top_k` largest,
+Shares are p = softmax(logits / temperature), those below min_p · (the largest) taken out and the rest scaled to 1; ordered from
+the largest (equal ones by token id), cut to the `top_k` largest,
 then to the fewest whose sum (before the cut by p) reaches `top_p`, and taken as they are against u · (their sum).
 u in [0, 1) is the only randomness, so a token is a pure function of its logits, its parameters and u.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +19,58 @@ def greedy(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
-def sample(logits: Tensor, temperature: float, top_k: int, top_p: float, u: float) -> int:
-    """One row's token.
+def adjusted(
+    logits: Tensor,
+    prompt_ids: Tensor,
+    answer_ids: Tensor,
+    repetition: float = 1.0,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+    bias: Sequence[tuple[int, float]] = (),
+) -> Tensor:
+    """l_i ← (l_i / r if l_i > 0 else l_i · r) for i in prompt or answer; − frequency · n_i − presence · [n_i > 0]; + bias_i.
+
+    Args:
+        logits: [vocab].
+        prompt_ids, answer_ids: [n], int64; n_i counts in the answer.
+
+    Returns:
+        [vocab], new.
+    """
+    logits = logits.clone()
+    if repetition != 1.0:
+        seen: Tensor = torch.unique(torch.cat((prompt_ids, answer_ids)))
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / repetition, values * repetition)
+    if presence or frequency:
+        said, counts = torch.unique(answer_ids, return_counts=True)
+        logits[said] -= frequency * counts + presence
+    for token, value in bias:
+        logits[token] += value
+    return logits
+
+
+def log_shares(logits: Tensor, token: int, count: int) -> tuple[float, list[tuple[int, float]]]:
+    """log softmax(logits)_token, and the `count` largest, in order, equal ones by token id.
 
     Args:
         logits: [vocab], finite.
+
+    Returns:
+        The token's, and (token id, its logarithm) of the largest.
+    """
+    logs = torch.log_softmax(logits.double(), -1)
+    if not count:
+        return float(logs[token]), []
+    largest, token_ids = _largest(logs, count)
+    return float(logs[token]), list(zip(token_ids[:count].tolist(), largest[:count].tolist(), strict=True))
+
+
+def sample(logits: Tensor, temperature: float, top_k: int, top_p: float, u: float, min_p: float = 0.0) -> int:
+    """One row's token.
+
+    Args:
+        logits: [vocab]; −inf where a token may not be chosen, finite elsewhere.
         temperature: above 0.
         top_k: 0: all.
         top_p: in (0, 1]; at least one token always stays.
@@ -28,6 +78,9 @@ def sample(logits: Tensor, temperature: float, top_k: int, top_p: float, u: floa
     """
     # Through float64: the cumulative sum over a vocabulary of 262,144 must not depend on rounding.
     shares = torch.softmax(logits.double() / temperature, -1)
+    if min_p > 0.0:
+        shares = shares.where(shares >= min_p * shares.max(), 0.0)
+        shares = shares / shares.sum()
     if top_k == 0 and top_p >= 1.0:
         return _pick(shares, u)
     shares, token_ids = _largest(shares, top_k) if top_k else _nucleus_and_more(shares, top_p)

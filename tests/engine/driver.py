@@ -30,13 +30,14 @@ class Answer:
     logits: dict[int, Tensor] = field(default_factory=dict)
     """By the position of the token that was chosen from them."""
     finish: FinishReason | None = None
+    cached_tokens: int = 0
     error: str | None = None
 
     def take(self, output: TokenOutput) -> None:
         """One output; nothing may follow a finish."""
         assert self.finish is None, "an output after the end"
         self.token_ids += output.token_ids
-        self.finish, self.error = output.finish, output.error
+        self.finish, self.error, self.cached_tokens = output.finish, output.error, output.cached_tokens
 
 
 class RecordingRunner:
@@ -67,6 +68,9 @@ class RecordingRunner:
                 if owner == violation.owner:
                     self._by_arrival[owner].logits.pop(position, None)
         return violations
+
+    def promote(self, copies: Several[tuple[int, int, int]]) -> bool:
+        return self._runner.promote(copies)
 
     def apply(self, moves: BlockMoves) -> None:
         self._runner.apply(moves)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from appliance_kernels.sample.reference import greedy, sample
+from appliance_kernels.sample.reference import adjusted, greedy, log_shares, sample
 
 
 def _logits(*shares: float) -> torch.Tensor:
@@ -73,3 +73,29 @@ def test_temperature_sharpens() -> None:
     logits = _logits(2 / 3, 1 / 3)
     picked = [sample(logits, 0.5, 0, 1.0, (i + 0.5) / 1000) for i in range(1000)]
     assert picked.count(0) == 800
+
+
+def test_min_p_keeps_what_is_not_much_less_likely_than_the_likeliest() -> None:
+    """A quarter of 0.4 is 0.1: of 0.09, 0.4, 0.3, 0.21 three stay, in the order of their ids, and share out again."""
+    logits = _logits(0.09, 0.4, 0.3, 0.21)
+    assert {sample(logits, 1.0, 0, 1.0, u / 50, min_p=0.25) for u in range(50)} == {1, 2, 3}
+    assert [sample(logits, 1.0, 0, 1.0, u, min_p=0.25) for u in (0.0, 0.43, 0.45, 0.76, 0.78)] == [1, 1, 2, 2, 3]
+    assert {sample(logits, 1.0, 0, 1.0, u / 50, min_p=1.0) for u in range(50)} == {1}
+
+
+def test_penalties_by_their_formulas() -> None:
+    """Repetition over prompt and answer, the others over the answer alone, a bias on top; the argument is left as it was."""
+    logits = torch.tensor([2.0, -2.0, 1.0, 0.5, 4.0])
+    changed = adjusted(logits, torch.tensor([0, 1, 1]), torch.tensor([2, 2, 1]), 2.0, 0.25, 0.5, ((4, -1.0), (4, -1.0)))
+    assert changed.tolist() == [1.0, -4.0 - 0.75, 0.5 - 1.25, 0.5, 2.0]
+    assert logits.tolist() == [2.0, -2.0, 1.0, 0.5, 4.0]
+    assert torch.equal(adjusted(logits, torch.tensor([0]), torch.tensor([], dtype=torch.int64), 1.0, 1.0, 1.0), logits)
+
+
+def test_log_shares_are_in_order_and_ties_go_to_lower_ids() -> None:
+    """As sampling orders them."""
+    logprob, top = log_shares(_logits(0.25, 0.25, 0.5), 1, 3)
+    assert logprob == pytest.approx(math.log(0.25))
+    assert [token for token, _ in top] == [2, 0, 1]
+    assert log_shares(_logits(0.5, 0.5), 0, 0)[1] == []
+    assert len(log_shares(_logits(0.5, 0.5), 0, 20)[1]) == 2

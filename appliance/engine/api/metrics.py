@@ -94,10 +94,13 @@ def _engine_lines(stats: EngineStats) -> list[str]:
         *_series("running_requests", "gauge", "Sequences that hold KV blocks.", stats.running),
         *_series("waiting_requests", "gauge", "Sequences that wait to start.", stats.waiting),
         *_series("prompt_tokens_total", "counter", "Prompt tokens prefilled.", stats.prompt_tokens),
+        *_series("cached_tokens_total", "counter", "Prompt tokens taken from the prefix cache instead.", stats.cached_tokens),
         *_series("generated_tokens_total", "counter", "Tokens produced.", stats.generated_tokens),
         *_series("preemptions_total", "counter", "Sequences set back for want of KV blocks.", stats.preemptions),
         *_series("kv_blocks", "gauge", "KV blocks there are.", stats.kv_blocks_total),
         *_series("kv_blocks_used", "gauge", "KV blocks held by sequences.", stats.kv_blocks_used),
+        *_series("kv_blocks_kept", "gauge", "KV blocks that the prefix cache alone keeps.", stats.kv_blocks_kept),
+        *_series("evictions_total", "counter", "KV blocks that the prefix cache gave up for others.", stats.evictions),
         *_series("block_violations_total", "counter", "Accesses to KV blocks that were refused.", stats.block_violations),
         *_series("last_step_seconds", "gauge", "Duration of the last completed step.", round(stats.last_step_s, 6)),
     ]
