@@ -70,7 +70,7 @@ class Load:
                     assert answer.choices[0].message.content
                     self.answers += 1
                 except (openai.OpenAIError, AssertionError) as error:
-                    self.failures.append(f"client {number}, question {turn}: {error!r}")
+                    self.failures.append(f"client {number}, question {turn}: {error!r} because of {error.__cause__!r}")
 
 
 def _kills(run, load: Load) -> Iterator[tuple[signal.Signals, float]]:
@@ -102,7 +102,7 @@ def test_twenty_kills_under_load_fail_no_request_and_each_has_its_cause(foregrou
             engines.add(run.engine_pid)
         answers = load.answers
         run.wait_until(lambda: load.answers > answers or load.failures, "an answer after the last kill")
-    assert load.failures == []
+    assert load.failures == [], run.said
     listed = json.loads(run.ctl("incidents", "--json", "--limit", "100").stdout)["incidents"]
     causes = [incident["diagnosis"]["cause"] for incident in reversed(listed)]
     assert causes == [CAUSE_OF[number] for number in KILLS], Counter(causes)
