@@ -109,7 +109,7 @@ class Event:
         return self.kind is Kind.CAUSE and self.cause is not None and not self.cause.is_ok
 
 
-def event_of(pattern: Pattern, evidence: Evidence, order: int, fields: Mapping[str, Value]) -> Event:
+def event_of(pattern: Pattern, evidence: Evidence, order: int, fields: Mapping[str, Value], phase: Phase = Phase.UNKNOWN) -> Event:
     """The event that a pattern's match in a piece of evidence stands for."""
     return Event(
         name=pattern.event,
@@ -121,6 +121,7 @@ def event_of(pattern: Pattern, evidence: Evidence, order: int, fields: Mapping[s
         order=order,
         fields=fields,
         pattern_id=pattern.pattern_id,
+        phase=phase,
         fatal=pattern.fatal,
     )
 

@@ -26,11 +26,11 @@ def events_of(evidence: Iterable[tuple[int, Evidence]], catalogue: Catalogue, tr
     events: list[Event] = []
     phase = Phase.UNKNOWN
     for order, item in evidence:
-        found = [translate(event_of(pattern, item, order, fields)) for pattern, fields in catalogue.matches(item.text, item.source)]
-        for event in found:
-            if item.source in ENGINE_SOURCES:
-                phase = MILESTONES.get(event.name, Phase.UNKNOWN) or phase
-            events.append(replace(event, phase=phase))
+        of_engine = item.source in ENGINE_SOURCES
+        for pattern, fields in catalogue.matches(item.text, item.source):
+            if of_engine:
+                phase = MILESTONES.get(pattern.event, Phase.UNKNOWN) or phase
+            events.append(translate(event_of(pattern, item, order, fields, phase)))
     return events
 
 
@@ -40,6 +40,7 @@ def fold(events: Sequence[Event]) -> list[Event]:
     Milestones are left alone: the last of them before a fault is what counts.
     """
     folded: list[Event] = []
+    counts: dict[int, int] = {}
     latest: dict[tuple[object, ...], tuple[int, float | None]] = {}
     for event in events:
         if event.kind is Kind.MILESTONE:
@@ -59,13 +60,15 @@ def fold(events: Sequence[Event]) -> list[Event]:
         now_s = event.evidence.time_s
         if known is not None and not _apart(known[1], now_s):
             index = known[0]
-            kept = folded[index]
-            evidence = event.evidence if _names_the_exception(event.text, kept.text) else kept.evidence
-            folded[index] = replace(kept, evidence=evidence, count=kept.count + 1)
+            counts[index] = counts.get(index, 1) + 1
+            if _names_the_exception(event.text, folded[index].text):
+                folded[index] = replace(folded[index], evidence=event.evidence)
             latest[key] = (index, now_s)
         else:
             latest[key] = (len(folded), now_s)
             folded.append(event)
+    for index, count in counts.items():
+        folded[index] = replace(folded[index], count=count)
     return folded
 
 

@@ -1,9 +1,10 @@
 """How fast a long log is read, how much memory that takes, and how soon the online verdict stands.
 
-    python tests/bench/diagnosis.py [--gib 1.0] [--unique 0.02] [--keep FILE]
+    python tests/bench/diagnosis.py [--gib 1.0] [--kind ordinary|unique|prose|errors ...] [--tries 3] [--keep FOLDER]
 
-Generates an engine log (SGLang and vLLM lines, a share of them with text that never repeats), puts one crash near its end,
-and reads it as `appliancectl diagnose FILE` does, on one core.
+Generates engine logs of these kinds, puts one crash near the end of each, and reads them as `appliancectl diagnose FILE` does, on
+one core: ordinary (2 % of the lines hold text that never repeats), unique (30 % do, behind words that the engine logs in front of a
+prompt), prose (30 % do, behind nothing that is known), errors (each line is one of a healthy engine's or of another's complaints).
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import argparse
 import itertools
 import random
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from appliance.core.evidence import Evidence, Source
-from appliance.diagnosis import diagnose, is_fatal_line, read_evidence
+from appliance.diagnosis import diagnose, is_fatal_line, load_catalogue, read_evidence
+from appliance.diagnosis.pattern import Kind
+from appliance.supervisor.evidence_desk import brief
 
 # ruff: noqa: E501 (the lines are quoted as the engines print them)
 
@@ -33,15 +38,32 @@ CRASH = (
 )
 
 
-def engine_lines(unique: float, seed: int = 7) -> Iterator[str]:
-    """A healthy engine's log, for ever."""
+UNIQUE = {"ordinary": 0.02, "unique": 0.3, "prose": 0.3, "errors": 0.0}
+
+
+def error_lines(seed: int = 7) -> Iterator[str]:
+    """Complaints, each with a time and numbers of its own."""
+    complaints = [
+        sample
+        for pattern in load_catalogue().patterns
+        if Source.ENGINE_LOG in pattern.sources and pattern.kind in (Kind.CAUSE, Kind.CONSEQUENCE)
+        for sample in pattern.samples
+    ]
+    dice = random.Random(seed)
+    for second in itertools.count():
+        stamp = f"2026-08-16 {second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
+        yield f"[{stamp} TP{dice.randrange(8)}] {dice.choice(complaints)} ({dice.randrange(10**6)})"
+
+
+def engine_lines(unique: float, seed: int = 7, *, before: str = "Receive: obj=GenerateReqInput") -> Iterator[str]:
+    """A healthy engine's log, for ever; `before`: what stands before a text that never repeats."""
     dice = random.Random(seed)
     words = [f"{dice.choice('bcdfghjklmnpqrstvwxz')}{dice.choice('aeiou')}{dice.choice('lmnrst')}{number}" for number in range(4000)]
     for second in itertools.count():
         stamp = f"2026-08-16 {second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
         roll = dice.random()
         if roll < unique:
-            yield f"[{stamp}] Receive: obj=GenerateReqInput(rid='{dice.getrandbits(128):032x}', text='{' '.join(dice.choices(words, k=20))}')"
+            yield f"[{stamp}] {before}(rid='{dice.getrandbits(128):032x}', text='{' '.join(dice.choices(words, k=20))}')"
         elif roll < 0.35:
             yield (
                 f"[{stamp} TP0] Decode batch, #running-req: {dice.randint(1, 40)}, #token: {dice.randint(100, 99999)}, token usage: 0.{dice.randint(10, 99)}, "
@@ -58,11 +80,18 @@ def engine_lines(unique: float, seed: int = 7) -> Iterator[str]:
             )
 
 
-def write_log(path: Path, size_bytes: int, unique: float) -> None:
+def lines_of(kind: str) -> Iterator[str]:
+    """A log of this kind, for ever."""
+    if kind == "errors":
+        return error_lines()
+    return engine_lines(UNIQUE[kind], before="said " if kind == "prose" else "Receive: obj=GenerateReqInput")
+
+
+def write_log(path: Path, size_bytes: int, kind: str) -> None:
     """The log, with its crash at 90 % of the size."""
     written, crashed = 0, False
     with path.open("w", encoding="utf-8") as out:
-        for line in engine_lines(unique):
+        for line in lines_of(kind):
             if not crashed and written > 0.9 * size_bytes:
                 crashed = True
                 out.writelines(f"{row}\n" for row in CRASH)
@@ -72,52 +101,67 @@ def write_log(path: Path, size_bytes: int, unique: float) -> None:
                 return
 
 
-def read_it(path: Path) -> None:
-    """Time, rate and peak memory of reading and judging the file."""
-    began, began_cpu = time.perf_counter(), time.process_time()
-    evidence = read_evidence(path)
-    read_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
-    verdict = diagnose(evidence)
-    megabytes = path.stat().st_size / 1e6
+def read_it(path: Path, tries: int) -> None:
+    """Medians of the rate of reading and judging the file, and the peak of memory."""
+    load_catalogue()
+    megabytes, by_clock, by_core, verdicts = path.stat().st_size / 1e6, [], [], []
+    for _try in range(tries):
+        began, began_cpu = time.perf_counter(), time.process_time()
+        evidence = read_evidence(path)
+        by_clock.append(megabytes / (time.perf_counter() - began))
+        by_core.append(megabytes / (time.process_time() - began_cpu))
+        began_cpu = time.process_time()
+        verdict = diagnose(evidence)
+        verdicts.append(time.process_time() - began_cpu)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"read {megabytes:.0f} MB: {megabytes / read_s:.0f} MB/s by the clock, {megabytes / cpu_s:.0f} MB/s of one core's time")
-    print(f"{len(evidence)} lines kept, peak RSS {peak:.0f} MiB")
     print(
-        f"verdict {verdict.cause.label} at line {verdict.root.line if verdict.root else 0}, {time.perf_counter() - began - read_s:.3f} s after"
+        f"{path.stem:9} {megabytes:5.0f} MB: {median(by_clock):4.0f} MB/s by the clock, {median(by_core):4.0f} MB/s of one core's time; "
+        f"{len(evidence)} lines kept, verdict {verdict.cause.label} at line {verdict.root.line if verdict.root else 0} "
+        f"{median(verdicts):.2f} s after; peak RSS {peak:.0f} MiB"
     )
 
 
 def online(ring_lines: int = 4000) -> None:
-    """From the fatal line to the verdict with a full ring, and the cost of asking about every line."""
-    healthy = list(itertools.islice(engine_lines(0.05), ring_lines))
-    began = time.perf_counter()
-    for line in healthy:
-        is_fatal_line(line)
-    each_us = (time.perf_counter() - began) / ring_lines * 1e6
-    ring = [Evidence(Source.ENGINE_LOG, line, 1e9 + index, index) for index, line in enumerate([*healthy[: -len(CRASH)], *CRASH])]
-    tries = []
-    for _attempt in range(5):
-        began = time.perf_counter()
-        verdict = diagnose(ring)
-        tries.append(time.perf_counter() - began)
-    print(
-        f"online: is_fatal_line {each_us:.0f} us a line; verdict {verdict.cause.label} in {min(tries) * 1e3:.0f}..{max(tries) * 1e3:.0f} ms on {ring_lines} lines"
-    )
+    """From the fatal line to the verdict with a full ring, as applianced judges it, and the cost of asking about every line."""
+    for name, source in (("healthy", engine_lines(0.05)), ("errors", error_lines())):
+        lines = list(itertools.islice(source, ring_lines - len(CRASH)))
+        began = time.process_time()
+        for line in lines:
+            is_fatal_line(line)
+        each_us = (time.process_time() - began) / ring_lines * 1e6
+        ring = [Evidence(Source.ENGINE_LOG, line, 1e9 + index, index) for index, line in enumerate([*lines, *CRASH])]
+        by_clock, by_core = [], []
+        for _attempt in range(9):
+            began, began_cpu = time.perf_counter(), time.process_time()
+            verdict = diagnose(brief(ring))
+            by_core.append(time.process_time() - began_cpu)
+            by_clock.append(time.perf_counter() - began)
+        print(
+            f"online, a ring of {ring_lines} {name} lines: is_fatal_line {each_us:.0f} us a line; verdict {verdict.cause.label} "
+            f"in {median(by_clock) * 1e3:.0f} ms by the clock, {median(by_core) * 1e3:.0f} ms of one core's time"
+        )
 
 
 def main() -> None:
-    """Run both."""
+    """All of it; each log in a process of its own, so that the peaks of memory are its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--gib", type=float, default=1.0)
-    parser.add_argument("--unique", type=float, default=0.02, help="share of lines whose text never repeats")
-    parser.add_argument("--keep", type=Path, help="use this file, generating it if it is not there")
+    parser.add_argument("--kind", choices=sorted(UNIQUE), action="append", help="of log; may be repeated (default: all)")
+    parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="a folder for the logs, which are taken from there the next time")
+    parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.read:
+        read_it(options.read, options.tries)
+        return
     online()
     with tempfile.TemporaryDirectory() as folder:
-        path = options.keep or Path(folder) / "engine.log"
-        if not path.exists():
-            write_log(path, int(options.gib * 1e9), options.unique)
-        read_it(path)
+        place = options.keep or Path(folder)
+        for kind in options.kind or UNIQUE:
+            path = place / f"{kind}.log"
+            if not path.exists():
+                write_log(path, int(options.gib * 1e9), kind)
+            subprocess.run([sys.executable, __file__, "--read", str(path), "--tries", str(options.tries)], check=True)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,11 @@ from appliance.diagnosis.reading.unwrap import Unwrapped, unwrap
 from appliance.diagnosis.scan import Sieve
 
 HIGHEST_CODE, HIGHEST_SIGNAL = 255, 64
-HEAD_LINES, TAIL_LINES = 4_000, 36_000
+HEAD_LINES, TAIL_LINES = 4_000, 20_000
+HEAD_BYTES, TAIL_BYTES = 4 * 1024**2, 12 * 1024**2
 """What is kept of a log with more interesting lines than this: its beginning and its end."""
+END_CHUNKS = 2
+"""Of the last chunks of a log (of 1 MiB) all that is of note is kept."""
 END_LINES = 60
 """Lines kept of either end of a large input, whatever they say."""
 SMALL_BYTES = 512 * 1024
@@ -92,17 +95,30 @@ def _year(now_s: float | None) -> int:
 def _read(
     stream: BinaryIO, source: Source | None, year: int, progress: Callable[[int], None] | None, catalogue: Catalogue | None
 ) -> list[Evidence]:
-    head: list[Evidence] = []
-    tail: deque[Evidence] = deque(maxlen=TAIL_LINES)
-    kind = source
     lines = _lines(stream, progress, catalogue)
     first = list(itertools.islice(lines, SMI_LINES))
-    if source is None and any(_SMI.search(line[:4096]) for _number, line in first):
-        kind = Source.NVIDIA_SMI
-    for number, line in itertools.chain(first, lines):
-        item = _evidence(line, number, kind, year)
-        (head if len(head) < HEAD_LINES else tail).append(item)
-    return [*head, *tail]
+    is_smi = source is None and any(_SMI.search(line[:4096]) for _number, line in first)
+    kind = Source.NVIDIA_SMI if is_smi else source
+    return [_evidence(line, number, kind, year) for number, line in _two_ends(itertools.chain(first, lines))]
+
+
+def _two_ends(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The first HEAD_LINES and the last TAIL_LINES, or as many as HEAD_BYTES and TAIL_BYTES hold."""
+    head_bytes, tail_bytes = 0, 0
+    tail: deque[tuple[int, bytes]] = deque()
+    for count, (number, whole) in enumerate(lines):
+        line = (
+            whole if len(whole) <= LONGEST_LINE_BYTES else whole[: LONGEST_LINE_BYTES // 2] + b" ... " + whole[-LONGEST_LINE_BYTES // 2 :]
+        )
+        if count < HEAD_LINES and head_bytes < HEAD_BYTES:
+            head_bytes += len(line)
+            yield number, line
+            continue
+        tail.append((number, line))
+        tail_bytes += len(line)
+        while len(tail) > TAIL_LINES or tail_bytes > TAIL_BYTES:
+            tail_bytes -= len(tail.popleft()[1])
+    yield from tail
 
 
 def _lines(stream: BinaryIO, progress: Callable[[int], None] | None, catalogue: Catalogue | None) -> Iterator[tuple[int, bytes]]:
@@ -128,25 +144,39 @@ def _counted(source: Iterator[bytes], progress: Callable[[int], None] | None) ->
 
 def _sieved(source: Iterator[bytes], catalogue: Catalogue) -> Iterator[tuple[int, bytes]]:
     sieve = Sieve(catalogue)
-    number, given = 1, 0
-    chunk = b""
-    for chunk in source:
-        ends = enumerate(chunk.split(b"\n", END_LINES)[:END_LINES], 1) if number == 1 else iter(())
-        for at, line in (*ends, *sieve.lines(chunk, number)):
+    given = 0
+    for number, chunk, is_last in _with_end(source, sieve):
+        ends: list[tuple[int, bytes]] = []
+        if number == 1:
+            ends += enumerate(chunk.split(b"\n", END_LINES)[:END_LINES], 1)
+        if is_last:
+            whole = chunk.rstrip(b"\n")
+            last = whole.rsplit(b"\n", END_LINES)[-END_LINES:]
+            ends += enumerate(last, number + whole.count(b"\n") + 1 - len(last))
+        for at, line in sorted({*ends, *sieve.lines(chunk, number)}) if ends else sieve.lines(chunk, number):
             if at > given:
                 given = at
                 yield at, line
+
+
+def _with_end(source: Iterator[bytes], sieve: Sieve) -> Iterator[tuple[int, bytes, bool]]:
+    """Each chunk with the number of its first line, and whether it is the last; the sieve is told where the end begins."""
+    waiting: deque[bytes] = deque()
+    number = 1
+    for chunk in source:
+        waiting.append(chunk)
+        if len(waiting) > END_CHUNKS:
+            first = waiting.popleft()
+            yield number, first, False
+            number += first.count(b"\n")
+    sieve.begin_end()
+    while waiting:
+        chunk = waiting.popleft()
+        yield number, chunk, not waiting
         number += chunk.count(b"\n")
-    last = chunk.rstrip(b"\n").rsplit(b"\n", END_LINES)[-END_LINES:]
-    number -= chunk.endswith(b"\n")
-    for at, line in enumerate(last, number - len(last) + 1):
-        if at > given:
-            yield at, line
 
 
 def _evidence(line: bytes, number: int, kind: Source | None, year: int) -> Evidence:
-    if len(line) > LONGEST_LINE_BYTES:
-        line = line[: LONGEST_LINE_BYTES // 2] + b" ... " + line[-LONGEST_LINE_BYTES // 2 :]
     text = line.decode("utf-8", "replace")
     if kind is Source.NVIDIA_SMI:
         return Evidence(kind, text.rstrip("\r\n"), line=number)

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis import diagnose, is_fatal_line
-from appliance.diagnosis.own_words import own_words, without_bodies
+from appliance.diagnosis.own_words import before_body, own_words
 
 SPOOFS = [
     'INFO:     10.0.0.1:5 - "GET /EngineDeadError HTTP/1.1" 404 Not Found',
@@ -63,5 +63,5 @@ def test_a_quoted_raise_is_not_the_sentence() -> None:
 @pytest.mark.parametrize("line", SPOOFS)
 def test_the_quick_cut_takes_out_no_more(line: str) -> None:
     """What the scan of long logs cuts off, the patterns would not see either."""
-    kept = without_bodies(line.encode()).decode()
+    kept = before_body(line.encode()).decode()
     assert own_words(kept) == own_words(line)

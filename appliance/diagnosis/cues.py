@@ -1,0 +1,100 @@
+"""The words without which no line is of note, and a quick way to the lines that may have one.
+
+Every wording of every engine-log pattern that is not `frequent` contains one of these words (a test proves it), so words may only be
+added; an operator's pattern adds the literals that have none. Logs are long and languages are small: what is looked at is not each
+line, but each word that was not seen before. So of a word here only the letters count that stand together, and whether they begin or
+end a word: a line found so *may* be of note, and the patterns themselves tell.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from appliance.diagnosis.literals import any_of
+
+WORDS = (
+    "rror", "failed", "failure", "timed out", "timeout", "memory", "kill", "terminat", "illegal", "orrupt", "nvalid", "isconnect",
+    "load", "nccl", "signal", "bind", "start", "idle", "abort", "lost", "context", "nvidia", "cache", "cancel", " err: ", "build: ",
+    "API server", "not ", "no ", "n't ", "in use", "already", "ccupied", "mismatch", "Header", "ncomplete", "git-lfs", "ffline", "gated",
+    "emplate", "quota", "oo many", "ENFILE", "rrno", "cleaning up", '" 4', "| 4", "| 5", "aiting for", "arming", "istening", "free=",
+    "issing", "rong number", "nknown", "entire", "/dev/shm", "xhausted", "rash", "NET/", "fallen off", "egmentation", "free()", "malloc",
+    "smashing", "died", "exitcode", "leaked", "apturing", "hit an", "is zero", "etract", "longer than", "exceeds", "must ", "misaligned",
+    "ssert", "too old", "ompatib", "nsatisf", "apability", "equire", "upport", "bad_alloc", "non-default", "init_method", "nabl",
+    "ustom all", "torch.compile", "blocks", "is stopped", "unexpectedly", "eartbeat", "eceived", "[shutdown]", "IPC", "reempt", " clos",
+    "roles", "oo large", "llocated", "navailable", "new model", "etries", "pull model", "nrecognized",
+    "ERR", "Exception", "EOF", "ENO", "EADDR", "EMFILE", "Engine", "WARN", "Watchdog", "Warn", "Worker", "Fatal", "Fail", "FAIL", "FATAL",
+    "Finished", "CUDA", "CUBLAS", "CUDNN", "CUSOLVER", "CRIT", "Capture", "Client", "Connected", "Commandline", "SIG", "Seg", "Shutting",
+    "Shard", "Subprocess", "Starting", "Stopp", "Signal", "ServerArgs", "Xid", "Killed", "KV ", "Aborted", "Assert", "Application",
+    "Access to", "Available", "Traceback", "Triton", "Timeout", "Try to", "The ", "Out of", "OutOfM", "OOMK", "NCCL", "Not enough",
+    "NVRM", "NVML", "No ", "GGML", "GPU K", "GPU d", "GPU f", "GPUs", "Gracefully", "Bus error", "Bad Request", "RPC", "Received",
+    "Request is", "Retract", "Regist", "Rank", "Pyspy", "Proc", "Memory", "Model", "Illegal", "Init", "Internal", "Load", "Uvicorn",
+    "Unproc", "Upgrade", "ZMQ", "HF", "Default", "Detok", "Driver", "Duplicate", "Bfloat", "Boot", "Not Found", "*** ", "!!!",
+)  # fmt: skip
+_SPACED = bytes(code if chr(code).isalpha() or code >= 0x80 or code in b"_'" else 0x20 for code in range(256))
+_RUN = re.compile(r"[A-Za-z_']+")
+FEWEST_LETTERS = 2
+MOST_WORDS_KNOWN = 200_000
+MOST_SOUGHT = 64
+"""Of more words that tell, each line is asked for them; of fewer, each is looked for in all lines."""
+
+
+class Cues:
+    """Which lines may contain one of the words; remembers what it has seen."""
+
+    def __init__(self, added: Iterable[str] = ()) -> None:
+        """`added`: words beside WORDS."""
+        self._telling, self._marks = _prepared((*WORDS, *added))
+        self._known: dict[bytes, bool] = {}
+
+    def rows(self, lines: Sequence[bytes]) -> set[int]:
+        """Their numbers, from 0. No line may hold the end of another."""
+        text = b"\n".join(lines)
+        telling = {word for word in set(text.translate(_SPACED).split()) if self._tells(word)}
+        telling.update(mark for mark in self._marks if mark in text)
+        if len(telling) > MOST_SOUGHT:
+            return {row for row, line in enumerate(lines) if any(word in line for word in telling)}
+        return _rows_of(text, telling)
+
+    def _tells(self, word: bytes) -> bool:
+        known = self._known.get(word)
+        if known is None:
+            if len(self._known) >= MOST_WORDS_KNOWN:
+                self._known.clear()
+            known = self._known[word] = self._telling.search(f" {word.decode('latin-1')} ") is not None
+        return known
+
+
+@functools.lru_cache(maxsize=4)
+def _prepared(words: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[bytes, ...]]:
+    """What tells by its letters, as one expression, and the words that have none."""
+    parts = [_part(word) for word in words]
+    return any_of(part for part in parts if part), tuple(word.encode() for word, part in zip(words, parts, strict=True) if not part)
+
+
+def _rows_of(text: bytes, words: Iterable[bytes]) -> set[int]:
+    """The lines in which one of the words stands."""
+    found: set[int] = set()
+    ends: list[int] = []
+    for word in words:
+        at = text.find(word)
+        if at >= 0 and not ends:
+            ends = list(itertools.accumulate(len(line) + 1 for line in text.split(b"\n")))
+        while at >= 0:
+            row = bisect_right(ends, at)
+            found.add(row)
+            at = text.find(word, ends[row])
+    return found
+
+
+def _part(word: str) -> str:
+    """The longest letters of it that stand together, with a space where the word says that nothing more belongs to them."""
+    runs = [match for match in _RUN.finditer(word) if len(match[0]) >= FEWEST_LETTERS]
+    if not runs:
+        return ""
+    best = max(runs, key=lambda run: len(run[0]))
+    before = " " if best.start() > 0 else ""
+    return f"{before}{best[0]}{' ' if best.end() < len(word) else ''}"
