@@ -34,8 +34,9 @@ run: $(ENGINE) ## Bring the demo model once, then serve it at http://127.0.0.1:8
 	@$(BIN)/appliancectl --state-dir $(STATE) setup --demo
 	@exec $(BIN)/appliancectl --state-dir $(STATE) run
 
+# Two at a time, a file at a time, the long ones first (docs/adr/0051).
 test: check ## Lint, types, import contracts and all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Needs root, systemd-nspawn and mmdebstrap (tests/system/box.py says what is missing); skipped, and said so, where it cannot be.
 test-system: venv ## Install the package on machines with a real systemd, and kill, upgrade and purge it

@@ -80,7 +80,8 @@ def test_a_stream_outlives_a_requested_restart_and_the_supervisor(foreground, de
     restarted = _while_it_streams(url, question, lambda: client.ask(control, "restart", reason="a test"))
     assert (restarted, restarted.restarts) == (undisturbed, 1)
     killed = _while_it_streams(url, question, lambda: psutil.Process(run.pid_of("appliance.supervisor")).kill())
-    assert (killed, killed.restarts) == (undisturbed, 1)
+    assert killed == undisturbed
+    assert killed.restarts >= 1
     assert run.stop() == 0
 
 
