@@ -54,6 +54,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough: `appliancectl incidents | head -1`
         _silence_stdout()
         return ExitCode.OK
+    except SystemExit as gone:  # click's own answer to the same
+        if "PacifyFlushWrapper" in type(sys.stdout).__name__:  # its class is not to be imported any more
+            return ExitCode.OK
+        raise gone
     except OSError as error:
         if error.filename is not None or error.errno not in _CANNOT_PRINT:
             raise

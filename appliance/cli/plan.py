@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from appliance.cli.plan_facts import AUTO, find_gpu, find_model
 from appliance.cli.verbs import Verb
 from appliance.core.errors import ApplianceError, ExitCode
 from appliance.core.units import KIB, parse_bytes
+from appliance.planner.choose import LOWEST
 from appliance.planner.engines import ENGINES, engine_name
 from appliance.planner.features import FEATURES
 from appliance.planner.inputs import Measured, PlanInputError, PlanInputs
@@ -35,8 +37,8 @@ def _tokens(_context: click.Context, _parameter: click.Parameter, value: str | N
         return None
     digits, scale = (value[:-1], KIB) if value[-1:].lower() == "k" else (value, 1)
     digits = digits.replace(",", "").replace("_", "")
-    if not digits.isdigit():
-        raise click.BadParameter(f"{value!r} is no number of tokens: write 102400 or 100k")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS_MAX):
+        raise click.BadParameter(f"{shortened(value)} is no number of tokens: write 102400 or 100k")
     return int(digits) * scale
 
 
@@ -44,10 +46,36 @@ def _fraction(_context: click.Context, _parameter: click.Parameter, value: str |
     """0.93; or auto."""
     if value is None or value == AUTO:
         return None
-    try:
-        return float(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no fraction: write 0.93") from error
+    share = _FRACTION.fullmatch(value)
+    if share is None or not 0 < float(value) <= 1:
+        raise click.BadParameter(f"{shortened(value)} is no fraction of the memory: write a number above 0, 1 at most, such as 0.93")
+    return float(value)
+
+
+def _red_line(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """A fraction that leaves something to choose from."""
+    share = _fraction(context, parameter, value) if _FRACTION.fullmatch(value) and float(value) <= 1 else None
+    if share is None or share < LOWEST:
+        raise click.BadParameter(f"{shortened(value)} leaves no fraction to choose: write a number from {LOWEST:g} to 1, such as 0.95")
+    return share
+
+
+def _whole(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """A count; what it may be is the planner's to say. auto is as if it had not been given."""
+    if value is None or value == AUTO:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,18}", value):
+        raise click.BadParameter(f"{shortened(value)} is no whole number: write for example {parameter.metavar}")
+    return int(value)
+
+
+_DIGITS_MAX = 15
+_FRACTION = re.compile(r"[0-9]*\.?[0-9]+|[0-9]+\.")
+
+
+def shortened(value: str) -> str:
+    """For a message: what was typed, not all of it where it is endless."""
+    return repr(value if len(value) <= 60 else value[:57] + "...")
 
 
 @click.command(cls=Verb)
@@ -59,13 +87,15 @@ def _fraction(_context: click.Context, _parameter: click.Parameter, value: str |
 @click.option("--context", "context_length_tokens", callback=_tokens, help="This much context is wanted [default: as much as fits].")
 @click.option("--min-context", "min_context_tokens", callback=_tokens, help="Refuse less than this much context.")
 @click.option("--kv-dtype", default=AUTO, help="Of the KV cache: fp8_e4m3, q8_0, ... [default: the model's dtype].")
-@click.option("--tp", "tensor_parallel", type=int, default=1, help="Cards that share the model.")
-@click.option("--max-running", type=int, help="Sequences decoded together.")
-@click.option("--chunk", "prefill_chunk_tokens", type=int, help="Tokens of one prefill step (llama.cpp: --ubatch-size).")
-@click.option("--draft-tokens", type=int, default=0, help="Drafted tokens of speculative decoding; 0: none.")
+@click.option("--tp", "tensor_parallel", callback=_whole, default="1", metavar="2", help="Cards that share the model.")
+@click.option("--max-running", callback=_whole, metavar="8", help="Sequences decoded together.")
+@click.option(
+    "--chunk", "prefill_chunk_tokens", callback=_whole, metavar="2048", help="Tokens of one prefill step (llama.cpp: --ubatch-size)."
+)
+@click.option("--draft-tokens", callback=_whole, default="0", metavar="3", help="Drafted tokens of speculative decoding; 0: none.")
 @click.option("--ssm-dtype", "state_dtype", help="Of the linear layers' state: float32, bfloat16.")
-@click.option("--state-slots", type=int, help="State slots of SGLang (--max-mamba-cache-size).")
-@click.option("--block-tokens", type=int, help="Tokens of one KV block (vLLM: --block-size, SGLang: --page-size).")
+@click.option("--state-slots", callback=_whole, metavar="9", help="State slots of SGLang (--max-mamba-cache-size).")
+@click.option("--block-tokens", callback=_whole, metavar="16", help="Tokens of one KV block (vLLM: --block-size, SGLang: --page-size).")
 @click.option("--no-prefix-cache", is_flag=True, help="Prompts do not share their prefixes.")
 @click.option("--language-only", is_flag=True, help="Leave a vision tower unloaded.")
 @click.option("--off", "features_off", multiple=True, metavar="FEATURE", help="Switched off, such as cuda_graph. May be given again.")
@@ -76,7 +106,7 @@ def _fraction(_context: click.Context, _parameter: click.Parameter, value: str |
 @click.option("--activation", "activation_peak_bytes", callback=_size, help="Measured: the prefill peak.")
 @click.option("--graphs", "fixed_bytes", callback=_size, help="Measured: workspaces and CUDA graphs.")
 @click.option("--oom-headroom", "oom_headroom_bytes", callback=_size, help="History: it ran out of memory with this much headroom.")
-@click.option("--red-line", type=float, default=0.95, show_default=True, help="The highest fraction that is chosen.")
+@click.option("--red-line", callback=_red_line, default="0.95", show_default=True, help="The highest fraction that is chosen.")
 @click.option("--from-log", "log_file", metavar="FILE", help="Read the terms out of an engine's start-up log; - for stdin.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
 @click.option("--explain", is_flag=True, help="A sentence a term.")
@@ -137,6 +167,8 @@ def _inputs(place: Place, given: Mapping[str, Any]) -> PlanInputs:
         model,
         find_gpu(given["gpu_name"], engine),
         engine,
+        tensor_parallel=1 if given["tensor_parallel"] is None else given["tensor_parallel"],
+        draft_tokens=given["draft_tokens"] or 0,
         min_context_tokens=given["min_context_tokens"] or 0,
         prefix_cache=not given["no_prefix_cache"],
         features_off=_features(given["features_off"]),
@@ -149,8 +181,8 @@ def _inputs(place: Place, given: Mapping[str, Any]) -> PlanInputs:
 
 _MEASURED = ("weight_bytes", "linear_state_bytes", "free_at_start_bytes", "kv_pool_bytes", "activation_peak_bytes", "fixed_bytes")
 _SAME_NAMES = (
-    "engine_version", "mem_fraction", "context_length_tokens", "kv_dtype", "tensor_parallel", "max_running", "prefill_chunk_tokens",
-    "draft_tokens", "state_dtype", "state_slots", "block_tokens", "language_only", "red_line",
+    "engine_version", "mem_fraction", "context_length_tokens", "kv_dtype", "max_running", "prefill_chunk_tokens", "state_dtype",
+    "state_slots", "block_tokens", "language_only", "red_line",
 )  # fmt: skip
 
 

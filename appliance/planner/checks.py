@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import replace
 
 from appliance.planner.chain import gib
@@ -9,6 +11,10 @@ from appliance.planner.elements import bits_of, dtype_bytes
 from appliance.planner.inputs import PlanInputError, PlanInputs
 
 CHUNK_MIN_TOKENS = 16
+MEMORY_MAX_BYTES = 1 << 50
+_MOST = gib(MEMORY_MAX_BYTES)
+_STATE_WORDS = {"sglang": ("float32", "bfloat16", "float16"), "vllm": ("auto", "float32", "float16", "bfloat16")}
+_VERSION = re.compile(r"[vb]?\d{1,9}(\.\d{1,9}){0,5}[a-z0-9.+-]{0,40}", re.IGNORECASE)
 _GGML_WORDS = frozenset({"q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "f32", "f16", "bf16"})
 _VLLM_ONLY = frozenset({"int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "fp8_inc"})
 
@@ -26,6 +32,8 @@ def checked(inputs: PlanInputs) -> PlanInputs:
     _context(inputs)
     _kv_dtype(inputs)
     _tensor_parallel(inputs)
+    _state_dtype(inputs)
+    _version(inputs)
     if inputs.model.linear and "state_float32" in inputs.features_off and dtype_bytes(inputs.state_dtype or "float32") > 2:
         return replace(inputs, state_dtype="bfloat16")
     return inputs
@@ -33,27 +41,64 @@ def checked(inputs: PlanInputs) -> PlanInputs:
 
 def _numbers(inputs: PlanInputs) -> None:
     fraction = inputs.mem_fraction
+    if not 0 < inputs.red_line <= 1:
+        raise PlanInputError(f"a red line of {inputs.red_line:g} is not between 0 and 1", hint="0.95 is a good one")
     if fraction is not None and not 0 < fraction <= 1:
         raise PlanInputError(f"a memory fraction of {fraction:g} is not between 0 and 1", hint="0.90 is a good start")
     limits = (
-        ("prefill chunk", inputs.prefill_chunk_tokens, CHUNK_MIN_TOKENS),
-        ("number of sequences", inputs.max_running, 1),
-        ("number of state slots", inputs.state_slots, 1),
-        ("number of drafted tokens", inputs.draft_tokens, 0),
-        ("context", inputs.context_length_tokens, 1),
-        ("smallest context", inputs.min_context_tokens, 0),
-        ("tensor parallel size", inputs.tensor_parallel, 1),
-        ("block", inputs.block_tokens, 1),
+        ("prefill chunk", inputs.prefill_chunk_tokens, CHUNK_MIN_TOKENS, 1 << 20),
+        ("number of sequences", inputs.max_running, 1, 1 << 16),
+        ("number of state slots", inputs.state_slots, 1, 1 << 20),
+        ("number of drafted tokens", inputs.draft_tokens, 0, 64),
+        ("context", inputs.context_length_tokens, 1, None),
+        ("smallest context", inputs.min_context_tokens, 0, None),
+        ("tensor parallel size", inputs.tensor_parallel, 1, 1024),
+        ("block", inputs.block_tokens, 1, 1 << 16),
     )
-    for what, value, least in limits:
+    for what, value, least, most in limits:
         if value is not None and value < least:
             raise PlanInputError(f"a {what} of {value} is less than {least}", hint=f"{least} is the smallest")
+        if value is not None and most is not None and value > most:
+            raise PlanInputError(f"a {what} of {value:,} is more than any engine takes", hint=f"{most:,} is the largest")
+    _sizes(inputs)
     if inputs.state_slots is not None and inputs.max_running and inputs.state_slots < inputs.max_running:
         found = f"{inputs.state_slots} state slots hold less than the {inputs.max_running} sequences"
         raise PlanInputError(found, hint="each sequence needs a slot of its own, three with the prefix cache")
     free = inputs.measured.free_at_start_bytes
     if free is not None and free > 2 * inputs.gpu.total_bytes:
         raise PlanInputError(f"{gib(free)} of free memory are more than the card has", hint=f"it shows {gib(inputs.gpu.total_bytes)}")
+
+
+def _sizes(inputs: PlanInputs) -> None:
+    """Measured terms and the card: a typing error of three digits is not planned with."""
+    if inputs.gpu.total_bytes > MEMORY_MAX_BYTES:
+        raise PlanInputError(f"{gib(inputs.gpu.total_bytes)} are more than any card or machine has", hint=f"{_MOST} are the most")
+    for term in dataclasses.fields(inputs.measured):
+        size = getattr(inputs.measured, term.name)
+        if isinstance(size, int) and size > MEMORY_MAX_BYTES:
+            what = term.name.removesuffix("_bytes").replace("_", " ")
+            raise PlanInputError(f"{gib(size)} as the measured {what} are more than any card or machine has", hint=f"{_MOST} are the most")
+    for what, size in (("headroom that was not enough", inputs.oom_headroom_bytes),):
+        if size > inputs.gpu.total_bytes:
+            raise PlanInputError(f"{gib(size)} of {what} are more than the card has", hint=f"it shows {gib(inputs.gpu.total_bytes)}")
+
+
+def _state_dtype(inputs: PlanInputs) -> None:
+    word = inputs.state_dtype
+    if word is None:
+        return
+    known = _STATE_WORDS.get(inputs.engine, ())
+    if not inputs.model.linear:
+        raise PlanInputError(f"a linear state in {word!r} was asked for, and the model has no linear layers", hint="leave --ssm-dtype out")
+    if word not in known:
+        words = f"one of {', '.join(known)}" if known else "leave --ssm-dtype out: it is float32"
+        raise PlanInputError(f"{inputs.engine} keeps no linear state in {word!r}", hint=words)
+
+
+def _version(inputs: PlanInputs) -> None:
+    if inputs.engine_version and not _VERSION.fullmatch(inputs.engine_version):
+        found = f"engine version {inputs.engine_version[:60]!r} is no version of {inputs.engine}"
+        raise PlanInputError(found, hint="write it as the engine prints it, such as 0.5.17 (llama.cpp: b11434), or leave it out")
 
 
 def _context(inputs: PlanInputs) -> None:

@@ -55,6 +55,8 @@ class _Reader:
         kind, count = self.number("I"), self.number("Q")
         if kind == _STRING:  # a vocabulary: skipped, its length is what counts
             for _ in range(count):
+                if self.at >= len(self.data):
+                    raise ValueError("it ends inside a list")
                 self.at += 8 + int.from_bytes(self.data[self.at : self.at + 8], "little")
             return range(count)
         if kind == _ARRAY:
@@ -112,7 +114,7 @@ def _header(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
                 raise ModelError(f"{file} is GGUF version {version}; 2 and later are read", hint="convert it with a newer llama.cpp")
             found = {reader.text(): reader.value(reader.number("I")) for _ in range(pairs)}
             return found, dict(_tensor(reader) for _ in range(tensors))
-    except (struct.error, KeyError, ValueError, OSError, OverflowError) as error:
+    except (struct.error, KeyError, ValueError, OSError, OverflowError, RecursionError) as error:
         raise ModelError(f"{file}: the GGUF header cannot be read ({error})", hint="the download did not finish: bring it again") from error
 
 

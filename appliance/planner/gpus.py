@@ -28,8 +28,8 @@ CARDS: dict[str, tuple[float, tuple[int, int]]] = {
 """Short name → (GiB that CUDA sees, compute capability), from "total capacity" lines of public reports; L4, L40S, A10 and A40 with ECC."""
 
 _MAKER_WORDS = re.compile(r"nvidia|geforce|tesla|quadro|generation|blackwell|workstation|edition|server|max-?q|hbm3e?|sxm\d?|pcie|[\s_-]")
-_LABEL = re.compile(r"([0-9]+)\s*(?:gib|gb|g)", re.IGNORECASE)
-_EXACT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(gib|gb|g|mib|mb|m)", re.IGNORECASE)
+_LABEL = re.compile(r"([0-9]{1,12})\s*(?:gib|gb|g)", re.IGNORECASE)
+_EXACT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(gib|gb|g|mib|mb|m)", re.IGNORECASE)
 
 
 def gpu_facts(named: str) -> GpuFacts:
@@ -52,7 +52,9 @@ def gpu_facts(named: str) -> GpuFacts:
     short = short_name(named)
     if short not in CARDS:
         known = ", ".join(sorted(CARDS))
-        raise PlanInputError(f"{named!r} is no card that we know and no size", hint=f"write its size, such as 24GiB, or one of: {known}")
+        raise PlanInputError(
+            f"{named[:60]!r} is no card that we know and no size", hint=f"write its size, such as 24GiB, or one of: {known}"
+        )
     visible_gib, capability = CARDS[short]
     return GpuFacts(short, round(visible_gib * GIB), compute_capability=capability)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,9 @@ from appliance.planner.weights import (
 
 Config = Mapping[str, Any]
 
-_NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+_NEEDED = {"hidden_size": 1 << 20, "num_attention_heads": 1 << 16, "num_hidden_layers": 1 << 14, "vocab_size": 1 << 26}
+"""Keys that every language model has, and the most that any could mean."""
+_MOST = 1 << 60
 _CONV_STATE_BYTES = 2
 """The convolution's state is 16 bits wide in SGLang (SGLANG_MAMBA_CONV_DTYPE) and vLLM (the model's dtype)."""
 
@@ -41,8 +44,20 @@ def facts_from_config(config: Config, name: str, weights: WeightBytes | None = N
         weights: true bytes from the tensors' headers; None: they are worked out from the configuration.
 
     Raises:
-        ModelError: a key that every language model has is missing or no number.
+        ModelError: a key that every language model has is missing or no number, or the numbers cannot be those of a model.
     """
+    try:
+        facts = _facts(config, name, weights, chat_template=chat_template)
+    except ModelError:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
+        found = f"config.json: it describes no model that we understand ({type(error).__name__}: {str(error)[:120]})"
+        raise ModelError(found, hint="compare it with the one of the model's publisher") from error
+    _check_facts(facts)
+    return facts
+
+
+def _facts(config: Config, name: str, weights: WeightBytes | None, *, chat_template: bool) -> ModelFacts:
     text = text_config(config)
     _check(text)
     kinds = layer_kinds(text, int(text["num_hidden_layers"]))
@@ -141,18 +156,33 @@ def state_bytes_per_layer(linear: LinearStateFacts, state_dtype: str | None = No
 def _check(text: Config) -> None:
     if text.get("num_hidden_layers") is None and isinstance(text.get("layers_block_type"), list):
         return
-    for key in _NEEDED:
+    for key, most in _NEEDED.items():
         value = text.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            found = "is missing" if value is None else f"is {value!r}"
-            raise ModelError(f"config.json: {key} {found}", hint="it must be a whole number above 0 in a language model's config")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            found = "is missing" if value is None else f"is {str(value)[:40]!r}" if isinstance(value, str) else f"is {str(value)[:40]}"
+            raise ModelError(
+                f"config.json: {key} {found}", hint=f"it must be a whole number from 1 to {most:,} in a language model's config"
+            )
+
+
+def _check_facts(facts: ModelFacts) -> None:
+    """No number of a model is below nothing, and none of those that we divide by is nothing."""
+    for field in dataclasses.fields(facts):
+        value = getattr(facts, field.name)
+        least = 1 if field.name in ("kv_heads", "head_dim", "max_context_tokens") else 0
+        if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= _MOST:
+            words = field.name.replace("_", " ")
+            raise ModelError(
+                f"config.json: it makes {words} {value:.6g}", hint=f"a model has {least} to {_MOST:.0e}: compare it with the original"
+            )
 
 
 def _estimated(config: Config, text: Config, kinds: Sequence[str], draft_layers: int) -> WeightBytes:
     try:
         return estimate(config, text, kinds, draft_layers)
     except (TypeError, ValueError, KeyError) as error:
-        raise ModelError(f"config.json: the weights cannot be worked out ({error})", hint="give them with --weights") from error
+        found = f"config.json: the weights cannot be worked out ({error})"
+        raise ModelError(found, hint="compare it with the one of the model's publisher") from error
 
 
 def _number(value: object) -> int:

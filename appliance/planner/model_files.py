@@ -16,6 +16,8 @@ from appliance.planner.elements import SAFETENSORS_BITS
 from appliance.planner.model_config import facts_from_config, text_config
 from appliance.planner.weights import WeightBytes, tensor_bytes
 
+CONFIG_LIMIT_BYTES = 64 * 2**20
+"""Far more than any config.json, index or tokenizer_config.json has."""
 HEADER_LIMIT_BYTES = 100_000_000
 """safetensors' own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE): a longer header is a damaged length."""
 _VISION_WORDS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.", "embed_vision.", "audio_tower.")
@@ -120,7 +122,10 @@ def _shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
-    names = sorted(set((_json_object(index).get("weight_map") or {}).values()))
+    placed = _json_object(index).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise ModelError(f"{index} has no weight_map of tensor names to files", hint="download it again")
+    names = sorted(set(placed.values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         found = f"{len(missing)} of {len(names)} weight files of {folder} are missing, such as {missing[0]}"
@@ -143,34 +148,51 @@ def tensor_sizes(shard: Path) -> dict[str, int]:
     Raises:
         ModelError: the file is cut off, is a Git LFS pointer, or its header is no safetensors header.
     """
-    with shard.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if start.startswith(b"version "):
-            raise ModelError(f"{shard} is a Git LFS pointer, not the weights", hint="fetch the real file with `git lfs pull`")
-        if len(start) < 8 or length > HEADER_LIMIT_BYTES:
-            raise ModelError(f"{shard} is no safetensors file: its header would be {length:,} bytes", hint="download it again")
-        raw = file.read(length)
-        size_bytes = file.seek(0, 2)
+    raw, size_bytes = _header_of(shard)
     try:
         header = json.loads(raw)
         tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
         sizes = {name: tensor_bytes(entry["dtype"], entry["shape"]) for name, entry in tensors.items()}
         end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if min(sizes.values(), default=0) < 0:
+            raise ValueError("a tensor of less than nothing")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         known = ", ".join(SAFETENSORS_BITS)
         raise ModelError(f"{shard}: the header cannot be read ({error})", hint=f"download it again; known dtypes: {known}") from error
-    if size_bytes < 8 + length + end:
-        found = f"{shard} is cut off: {size_bytes:,} bytes of {8 + length + end:,}"
+    if size_bytes < 8 + len(raw) + end:
+        found = f"{shard} is cut off: {size_bytes:,} bytes of {8 + len(raw) + end:,}"
         raise ModelError(found, hint="the download did not finish: bring it again")
     return sizes
 
 
-def _json_object(file: Path) -> dict[str, Any]:
+def _header_of(shard: Path) -> tuple[bytes, int]:
+    """The header's JSON, and how long the whole file is. Raises ModelError."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read: {error}", hint="it must be a JSON file of a model") from error
+        with shard.open("rb") as file:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if start.startswith(b"version "):
+                raise ModelError(f"{shard} is a Git LFS pointer, not the weights", hint="fetch the real file with `git lfs pull`")
+            if len(start) < 8 or length > HEADER_LIMIT_BYTES:
+                raise ModelError(f"{shard} is no safetensors file: its header would be {length:,} bytes", hint="download it again")
+            return file.read(length), file.seek(0, 2)
+    except OSError as error:
+        raise ModelError(f"{shard} cannot be read: {error.strerror or error}", hint="make it readable for this user") from error
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ModelError(f"{file} is no file that can be read to its end", hint="name a model's config.json")
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(CONFIG_LIMIT_BYTES + 1)
+        if len(raw) > CONFIG_LIMIT_BYTES:
+            found = f"{file} is larger than {CONFIG_LIMIT_BYTES // 2**20} MiB: that is no model's configuration"
+            raise ModelError(found, hint="name a model's config.json, or its folder")
+        value = json.loads(raw.decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror or str(error) if isinstance(error, OSError) else f"it is no JSON ({error})" if raw else "it is empty"
+        raise ModelError(f"{file} cannot be read: {why}", hint="it must be the config.json of a model: download it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} holds no JSON object", hint="name a model's config.json")
     return value

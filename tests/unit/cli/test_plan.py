@@ -133,7 +133,7 @@ def test_the_chain_is_drawn_as_svg(ctl, article: list[str], tmp_path: Path) -> N
         ("--model qwen3-14b --gpu 24GiB --tp 3", 2, "40 attention heads cannot be shared by 3 cards"),
         ("--model qwen3-14b --gpu 24GiB --context 999999", 2, "own limit of 40,960"),
         ("--model qwen3-14b --gpu 24GiB --context many", 2, "'many' is no number of tokens"),
-        ("--model qwen3-14b --gpu 24GiB --mem-fraction 1.5", 2, "1.5 is not between 0 and 1"),
+        ("--model qwen3-14b --gpu 24GiB --mem-fraction 1.5", 2, "'1.5' is no fraction of the memory"),
         ("--model qwen3-14b --gpu 24GiB --mem-fraction most", 2, "'most' is no fraction"),
         ("--model qwen3-14b --gpu 24GiB --weights 5furlong", 2, "'5furlong' is no size"),
         ("--model qwen3-14b --gpu 24GiB --engine trt", 2, "'trt' is not known"),
@@ -194,7 +194,7 @@ def test_a_log_of_something_else_is_refused(ctl, tmp_path: Path) -> None:
     file.write_text("nothing of the kind\n")
     said = ctl("plan", "--from-log", str(file))
     assert said.code == 1
-    assert "SGLang, vLLM or llama.cpp" in said.err
+    assert "SGLang, vLLM, llama.cpp or the built-in engine" in said.err
 
 
 def test_the_built_in_engine_is_planned_on_this_machine(ctl) -> None:
