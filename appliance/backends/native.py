@@ -11,7 +11,7 @@ from typing import Any
 
 from appliance.backends.environment import engine_environment
 from appliance.backends.protocol import OWN_VOICE, ProofRequest, WorstPrompt, configured_rung, plain_ids
-from appliance.config.runtimes import launch_python
+from appliance.config.runtimes import launch_python, runtime_of
 from appliance.config.schema import Config
 from appliance.core.errors import ConfigError, ModelError
 from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec, SpareSpec
@@ -93,6 +93,7 @@ class NativeBackend:
             engine=self.name,
             rung=rung,
             spare=spare if engine.warm_spare else None,
+            runtime=runtime_of(python),
         )
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:  # noqa: ARG002 - the protocol's

@@ -14,7 +14,7 @@ from appliance.cli.place import Place
 from appliance.cli.printing import bold, good, say, say_json
 from appliance.cli.setup import state_dir_of
 from appliance.cli.verbs import VerbGroup
-from appliance.config.runtimes import RUNTIMES, current_runtime
+from appliance.config.runtimes import RUNTIMES, current_runtime, put_in_force
 from appliance.core.errors import ApplianceError, ExitCode
 
 
@@ -58,7 +58,7 @@ def use(place: Place, name: str) -> ExitCode:
     folder = _named(state_dir, name)
     if (other := owner.other_owner(state_dir)) is not None:
         return owner.again_as(other, state_dir, ["runtime", "use", name])
-    runtimes.use(folder)
+    put_in_force(folder)
     say(f"{good('ok')} {name} is in force after `appliancectl restart`")
     return ExitCode.OK
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.config.runtimes import CURRENT, RUNTIMES
+from appliance.config.runtimes import RUNTIMES, put_in_force
 from appliance.core.errors import ApplianceError
 from appliance.core.units import GIB, format_bytes
 from appliance.orphans import ends_with_us
@@ -76,16 +76,8 @@ def install(source: Source, state_dir: Path) -> Path:
         if _facts(runtime).get("wheel_sha256") != digest:
             _check_space(runtimes)
             _replace(runtime, _make(source, runtimes / f".{source.name}.new", digest))
-        use(runtime)
+        put_in_force(runtime)
     return runtime
-
-
-def use(runtime: Path) -> None:
-    """Put it in force, for engines that start from now on: one rename, so that there is always one."""
-    fresh = runtime.parent / f".{CURRENT}.link"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(runtime.name)
-    fresh.replace(runtime.parent / CURRENT)
 
 
 def pip_environment(wheelhouse: Path | None) -> dict[str, str]:

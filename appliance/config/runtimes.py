@@ -36,6 +36,31 @@ def current_runtime(state_dir: Path) -> Path | None:
     return runtime if usable else None
 
 
+def put_in_force(runtime: Path) -> None:
+    """For engines that start from now on: one rename, so that there is always one."""
+    fresh = runtime.parent / f".{CURRENT}.link"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(runtime.name)
+    fresh.replace(runtime.parent / CURRENT)
+
+
+def runtime_of(python: str) -> str:
+    """The name of the environment that an interpreter belongs to; empty where it is none of ours."""
+    parts = Path(python).parts
+    return parts[-3] if parts[-4:-3] == (RUNTIMES,) else ""
+
+
+def go_back(configured: str, name: str) -> None:
+    """Put another one in force where the link is that `with_runtime` has filled in.
+
+    Raises:
+        OSError: it is not there any more, or the link cannot be changed.
+    """
+    runtime = Path(configured).parents[2] / name
+    (runtime / "bin" / "python").stat()
+    put_in_force(runtime)
+
+
 def with_runtime(config: Config, state_dir: Path) -> Config:
     """`engine.python` filled in with the runtime's, where the owner named none. It may be made, or change, while we run."""
     current = state_dir / RUNTIMES / CURRENT

@@ -71,6 +71,7 @@ class LaunchSpec:
         rung: the setting the argv expresses.
         spare: what could become this life by being told argv; None: it can only be started.
         notes: what the owner should know of this command line; a sentence each, logged at the start.
+        runtime: name of the environment that it runs in, where that has one (appliance/config/runtimes.py).
     """
 
     argv: tuple[str, ...]
@@ -84,6 +85,7 @@ class LaunchSpec:
     rung: Rung
     spare: SpareSpec | None = None
     notes: tuple[str, ...] = ()
+    runtime: str = ""
 
 
 class ContinuesBy(enum.StrEnum):

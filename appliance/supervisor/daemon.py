@@ -44,6 +44,7 @@ from appliance.supervisor.policy import rung_for_refused
 from appliance.supervisor.probe import ProbeSettings
 from appliance.supervisor.reboot import reboot
 from appliance.supervisor.reload import Change, changes, merged
+from appliance.supervisor.roll_back import go_back_to
 from appliance.supervisor.run_dir import RunDir
 from appliance.supervisor.run_note import RunNote, own_unit
 from appliance.supervisor.settings import MachineSettings, fingerprint
@@ -244,6 +245,8 @@ class Supervisor:
                 self.store.remember(Memory(history, generation, fingerprint(self.config)))
             case ev.Publish(publication=publication):
                 self._publish(publication)
+            case ev.UseRuntime(runtime=runtime):
+                go_back_to(self.config.engine.python, runtime)
             case ev.Reboot(reason=reason) if self.config.supervisor.auto_reboot != "never":
                 supervisor = self.config.supervisor
                 self.start_task(reboot(supervisor.auto_reboot, supervisor.reboot_command, self.store, reason), "reboot", None)

@@ -384,6 +384,13 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class UseRuntime:
+    """Go back to this environment of the engine, for the next life."""
+
+    runtime: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunHook:
     """supervisor.on_park."""
 
@@ -404,5 +411,5 @@ class Exit:
 
 Effect = (
     WaitForGpu | Plan | Spawn | Prove | Kill | Abandon | Diagnose | RecordIncident | RecordRecovery
-    | SetTimer | SaveHistory | Publish | RunHook | Reboot | Exit
+    | SetTimer | SaveHistory | Publish | UseRuntime | RunHook | Reboot | Exit
 )  # fmt: skip

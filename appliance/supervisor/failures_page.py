@@ -26,6 +26,8 @@ RULES = f"""## What holds for every cause
 * The same rung is not tried a third time for the same cause, unless no rung can be to blame, or it is the last one and the engine
   had served for {FAIR_TRIAL_S / 60:g} minutes and failed by chance: an endpoint that is up between crashes is not parked.
 * {MachineSettings().start_failures_max} failed starts in a row (`supervisor.start_failures_max`) are PARKED, whatever their causes were.
+* A runtime that has never served and fails its start is left for the one that served last (`appliancectl runtime list`), unless the
+  machine or the model is to blame.
 * The first restart is immediate; the next ones wait: `supervisor.backoff_first_s`, twice that, and so on to `backoff_max_s`.
   An hour of service (`supervisor.stable_after_s`) makes everything whole again.
 * PARKED means that a person is needed: applianced stays up, clients get 503 with the sentence, `appliancectl resume` tries again.

@@ -30,6 +30,7 @@ class Failure:
         worst_case: it happened during the longest prompt of a proof run.
         refused: nothing broke: the proof run was not passed.
         known: the verdict, where it needs no evidence.
+        runtime: the environment that it ran in.
     """
 
     time_s: float
@@ -42,6 +43,7 @@ class Failure:
     worst_case: bool = False
     refused: bool = False
     known: Diagnosis | None = None
+    runtime: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class History:
         climbed_from: the safer rung that was left for the present one by itself, while that is on probation.
         failed_climbs: each one doubles the wait before the next climb.
         wants: the rung that was left only because it needs more cards than can be used now.
+        runtime: the environment of the last engine that proved itself; empty where it has no name.
     """
 
     rung: int = 0
@@ -73,6 +76,7 @@ class History:
     climbed_from: int | None = None
     failed_climbs: int = 0
     wants: int | None = None
+    runtime: str = ""
 
     def times(self, cause: Cause, rung: int) -> int:
         """How often this rung failed for this cause."""
@@ -88,9 +92,9 @@ class History:
             tried=(*others, Tried(cause, self.rung, self.times(cause, self.rung) + 1)),
         )
 
-    def proved(self) -> History:
-        """It started: the budget of start failures is whole again. The others need a stable time."""
-        return dataclasses.replace(self, start_failures=0)
+    def proved(self, runtime: str = "") -> History:
+        """It started, in this environment: the budget of start failures is whole again. The others need a stable time."""
+        return dataclasses.replace(self, start_failures=0, runtime=runtime)
 
     def fitted(self, rungs: int) -> History:
         """For a ladder of so many rungs, which may be shorter than the one it was written for."""
@@ -119,8 +123,8 @@ class History:
     def stable(self) -> History:
         """A stable time has passed: nothing is held against any rung, and a climb has held."""
         failed_climbs = 0 if self.climbed_from is not None else self.failed_climbs
-        return History(rung=self.rung, failed_climbs=failed_climbs, wants=self.wants)
+        return History(rung=self.rung, failed_climbs=failed_climbs, wants=self.wants, runtime=self.runtime)
 
     def forgiven(self) -> History:
         """A person asked for a new try."""
-        return History(rung=self.rung, wants=self.wants)
+        return History(rung=self.rung, wants=self.wants, runtime=self.runtime)

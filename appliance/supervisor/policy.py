@@ -6,6 +6,7 @@ The rules over all rows:
 * The same rung is not tried a third time for the same cause, except where no rung can be to blame (OUTSIDE, WAIT), and on the
   last rung after a life that served for FAIR_TRIAL_S and failed by chance: an endpoint that is up between crashes is not parked.
 * Starts have a budget of their own, whatever the causes were.
+* A runtime that has never served and fails its start is left for the one that served last, unless the machine or the model is to blame.
 * A rung whose proof run was refused is left at once, whatever it is called: nothing broke, and nothing is gained by waiting.
 * The first restart is immediate, the next ones wait: first, twice, four times ... up to the longest wait, with jitter.
 """
@@ -171,6 +172,16 @@ TABLE: dict[Cause, Row] = {
 }
 
 
+_NOT_THE_RUNTIME = frozenset(
+    (
+        *(cause for cause, row in TABLE.items() if row.response in (Response.WAIT, Response.WAIT_FOR_GPU, Response.LOST_CARD)),
+        *(cause for cause, row in TABLE.items() if row.response is Response.OUTSIDE and cause is not Cause.START_TIMEOUT),
+        Cause.MODEL_MISSING, Cause.MODEL_CORRUPT, Cause.SHM_TOO_SMALL, Cause.IOMMU_FAULT, Cause.CONTAINER_LOST_GPU, Cause.SD_START_LIMIT,
+    )
+)  # fmt: skip
+"""Another runtime would meet the same."""
+
+
 def decide(
     diagnosis: Diagnosis,
     history: History,
@@ -193,6 +204,8 @@ def decide(
     """
     if failure.refused and (rung := rung_for_refused(history, ladder)) is not None:
         return _onto(rung, diagnosis, 0.0) if history.climbed_from is None else _fall_back(diagnosis, rung, 0.0)
+    if _is_the_runtime(diagnosis.cause, failure, history) and history.start_failures < settings.start_failures_max:
+        return _roll_back(diagnosis, history, ladder[history.rung], failure.runtime)
     row = _OUTSIDE if failure.outside else TABLE[diagnosis.cause]
     if row.response is Response.PARK:
         return _park(diagnosis, "")
@@ -213,6 +226,17 @@ def decide(
         return _same(ActionKind.RESTART_SAME, diagnosis, ladder[history.rung], delay_s)
     lasting = row.response is Response.SAME_THEN_SAFER and failure.uptime_s >= FAIR_TRIAL_S
     return _safer(diagnosis, history, ladder, row.better, delay_s, lasting=lasting)
+
+
+def _is_the_runtime(cause: Cause, failure: Failure, history: History) -> bool:
+    """A start failed in an environment that has not served yet, and another one has."""
+    is_new = bool(failure.runtime and history.runtime) and failure.runtime != history.runtime
+    return is_new and failure.phase is Phase.START and not failure.outside and not failure.refused and cause not in _NOT_THE_RUNTIME
+
+
+def _roll_back(diagnosis: Diagnosis, history: History, rung: Rung, failed: str) -> Action:
+    did = f"went back to the runtime {history.runtime} from {failed}, which has never served,"
+    return Action(ActionKind.ROLL_BACK, because(did, diagnosis), rung=rung, runtime=history.runtime)
 
 
 def rung_for_refused(history: History, ladder: tuple[Rung, ...]) -> Rung | None:

@@ -42,6 +42,7 @@ def fail(
         worst_case=state.worst_case,
         refused=refused,
         known=known,
+        runtime=state.spec.runtime if state.spec is not None else "",
     )
     to = EngineState.DRAINING if state.state is EngineState.DRAINING else EngineState.BACKOFF
     words = text[:300] if refused else f"the engine failed: {text[:300]}"
@@ -141,9 +142,11 @@ def _act(state: MachineState, failure: Failure, diagnosis: Diagnosis, action: Ac
         return park(state, f"parked because {because_stuck} (first: {action.basis})", now_s)
     recovering = state.recovering or (state.incident_id or "", failure.time_s)
     told = replace(state, sentence=action.basis, basis=action.basis, recovering=recovering, delay_s=action.delay_s)
+    back = (ev.UseRuntime(action.runtime),) if action.runtime is not None else ()
     if action.delay_s > 0:
-        return told, (ev.SetTimer(ev.Timer.BACKOFF, state.generation, action.delay_s),)
-    return try_again(told, now_s, through_gpu=TABLE[diagnosis.cause].response is Response.WAIT_FOR_GPU)
+        return told, (*back, ev.SetTimer(ev.Timer.BACKOFF, state.generation, action.delay_s))
+    after, effects = try_again(told, now_s, through_gpu=TABLE[diagnosis.cause].response is Response.WAIT_FOR_GPU)
+    return after, (*back, *effects)
 
 
 def try_again(state: MachineState, now_s: float, *, through_gpu: bool = False) -> Step:

@@ -41,7 +41,8 @@ def on_proved(state: MachineState, now_s: float) -> Step:
     name = state.limits.model_id if state.limits is not None else "the model"
     served = move(
         state, to, now_s, f"serving {name} on rung {rung.index}{safer} (generation {state.generation})",
-        history=state.history.proved(), start_took_s=now_s - state.spawned_s, basis="", recovering=None, incident_id=None, worst_case=False,
+        history=state.history.proved(state.spec.runtime if state.spec is not None else ""),
+        start_took_s=now_s - state.spawned_s, basis="", recovering=None, incident_id=None, worst_case=False,
     )  # fmt: skip
     timers = [ev.SetTimer(ev.Timer.STABLE, state.generation, state.settings.stable_after_s)]
     if rung.index and state.settings.climb_after_s:

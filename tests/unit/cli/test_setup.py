@@ -14,7 +14,7 @@ import pytest
 from appliance.cli import runtimes, setup_config
 from appliance.cli.setup_plan import planned
 from appliance.config import load_config
-from appliance.config.runtimes import current_runtime, launch_python, with_runtime
+from appliance.config.runtimes import current_runtime, launch_python, put_in_force, with_runtime
 from appliance.config.schema import Config
 from appliance.core.errors import ApplianceError, BudgetError
 from tests.unit.cli.conftest import Ctl
@@ -90,7 +90,7 @@ def test_a_runtime_of_another_python_is_none(tmp_path: Path) -> None:
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/python").symlink_to(sys.executable)
     (folder / "lib/python3.0").mkdir(parents=True)
-    runtimes.use(folder)
+    put_in_force(folder)
     assert current_runtime(tmp_path) is None
     assert launch_python(with_runtime(Config(), tmp_path).engine.python) is None
 
@@ -134,7 +134,7 @@ def test_runtimes_are_listed_switched_and_removed(tmp_path: Path, ctl: Ctl) -> N
         (folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}").mkdir(parents=True)
         (folder / "bin/python").symlink_to(sys.executable)
         (folder / runtimes.FACTS).write_text(json.dumps({"torch": "9.9", "python": "3.11"}))
-        runtimes.use(folder)
+        put_in_force(folder)
     rows = json.loads(ctl("--state-dir", tmp_path, "runtime", "list", "--json").out)["runtimes"]
     assert [(row["name"], row["torch"], row["in_force"]) for row in rows] == [("native-1.0", "9.9", False), ("native-1.1", "9.9", True)]
     refused = ctl("--state-dir", tmp_path, "runtime", "remove", "native-1.1")

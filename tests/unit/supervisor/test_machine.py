@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from appliance.core.action import ActionKind
@@ -419,3 +421,18 @@ def test_a_person_chooses_a_rung_for_good() -> None:
     """`restart --rung` on fewer cards: what the lost rung wanted is forgotten."""
     drive = lost_one(on_two_cards(), 1).give(ev.GpuReady(1)).started().give(ev.RestartRequested("x", 4))
     assert drive.state.history.wants is None
+
+
+def test_a_new_runtime_that_does_not_start_is_left_before_the_next_plan() -> None:
+    """The one that served is remembered; the next life is planned once it is in force again, and serves on the rung it had."""
+    drive = Drive().give(ev.Started(), ev.NoGpu("no card"))
+    drive.give(ev.Planned(1, replace(make_spec(1), runtime="native-1")), ev.EngineReady(1, LIMITS), ev.Proved(1))
+    assert drive.state.history.runtime == "native-1"
+    drive.crashed(Cause.KILLED_UNKNOWN)
+    drive.give(ev.Planned(2, replace(make_spec(2), runtime="native-2"))).crashed(Cause.UNKNOWN)
+    (back,) = drive.of(ev.UseRuntime)
+    (planned,) = drive.of(ev.Plan)
+    assert back.runtime == "native-1"
+    assert drive.effects.index(back) < drive.effects.index(planned)
+    drive.give(ev.Planned(3, replace(make_spec(3), runtime="native-1")), ev.EngineReady(3, LIMITS), ev.Proved(3))
+    assert (drive.state.state, drive.state.history.rung, drive.state.history.runtime) == (State.SERVING, 0, "native-1")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.core.action import ActionKind
+from appliance.core.action import Action, ActionKind
 from appliance.core.causes import Cause
 from appliance.core.plan import Rung
 from appliance.diagnosis import action_for
@@ -201,3 +201,37 @@ def test_what_only_some_rungs_cure_is_not_tried_on_others() -> None:
     ladder = (*LADDER, make_rung(4, features_off=frozenset({"custom_all_reduce"})))
     action = decide(make_diagnosis(Cause.P2P_UNSAFE), history, ladder, SETTINGS, make_failure())
     assert (action.kind, action.rung) == (ActionKind.RESTART_SAFER, ladder[4])
+
+
+def _start_of(runtime: str, cause: Cause, failures: int = 0, **changes: object) -> Action:
+    history = replace(History(start_failures=failures, runtime="native-1"), rung=1).with_failure(cause, Phase.START)
+    failure = make_failure(**{"phase": Phase.START, "runtime": runtime, **changes})
+    return decide(make_diagnosis(cause), history, LADDER, SETTINGS, failure)
+
+
+@pytest.mark.parametrize("cause", [Cause.UNKNOWN, Cause.SEGFAULT_NATIVE, Cause.ENGINE_CONFIG, Cause.CUDA_OOM_STARTUP, Cause.START_TIMEOUT])
+def test_a_runtime_that_has_never_served_is_left_for_the_one_that_has(cause: Cause) -> None:
+    """At once and on the same rung: the setting had served."""
+    action = _start_of("native-2", cause)
+    assert (action.kind, action.runtime, action.rung) == (ActionKind.ROLL_BACK, "native-1", LADDER[1])
+    assert action.basis.startswith("went back to the runtime native-1 from native-2, which has never served, because ")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cause", "changes"),
+    [
+        ("native-1", Cause.UNKNOWN, {}),
+        ("", Cause.UNKNOWN, {}),
+        ("native-2", Cause.MODEL_MISSING, {}),
+        ("native-2", Cause.PORT_IN_USE, {}),
+        ("native-2", Cause.GPU_OFF_BUS, {}),
+        ("native-2", Cause.KILLED_UNKNOWN, {}),
+        ("native-2", Cause.UNKNOWN, {"phase": Phase.SERVING}),
+        ("native-2", Cause.UNKNOWN, {"outside": True}),
+        ("native-2", Cause.UNKNOWN, {"refused": True}),
+        ("native-2", Cause.UNKNOWN, {"failures": SETTINGS.start_failures_max - 1}),
+    ],
+)
+def test_a_runtime_is_kept_where_it_is_not_to_blame(runtime: str, cause: Cause, changes: dict[str, object]) -> None:
+    """It had served, the machine or the model did it, or the starts are used up: then a person is needed."""
+    assert _start_of(runtime, cause, **changes).kind is not ActionKind.ROLL_BACK
