@@ -17,6 +17,7 @@ from appliance.config import Config
 from appliance.config.api_keys import read_api_keys, read_fallback_key
 from appliance.config.certificates import load_pair
 from appliance.core.errors import ApplianceError, ConfigError
+from appliance.core.plan import GpuFacts
 from appliance.core.units import MIB, format_bytes
 from appliance.listening import AddressTaken, bind, refuse_open
 
@@ -58,34 +59,38 @@ def check_programs(config: Config) -> Iterator[Finding]:
 
 
 def check_memory(config: Config, model: Path | None) -> Iterator[Finding]:
-    """The built-in engine's weights and KV pool against this machine's memory."""
-    if config.engine.backend != "native" or model is None:
+    """The built-in engine's KV pool against this machine's memory; with a model, beside its weights, and the context against its limit."""
+    if config.engine.backend != "native":
         return
     from appliance.cli.plan_facts import AUTO, find_gpu
     from appliance.planner import native
     from appliance.planner.inputs import PlanInputs
     from appliance.planner.model_files import model_facts
 
-    try:
-        facts = model_facts(model)
-    except ApplianceError as error:
-        yield fail("model.path", error.message, error.hint or "name another folder")
-        return
-    memory = find_gpu(AUTO, "native")
-    weight_bytes = native.weights(native.resolve(PlanInputs(facts, memory, "native"))).size_bytes
-    pool_bytes = config.engine.kv_pool_bytes
-    words = (
-        f"{format_bytes(pool_bytes)} beside {format_bytes(weight_bytes)} of weights and {format_bytes(native.PROCESS_BYTES)} of the process"
-    )
-    cure = f"lower it; appliancectl plan --engine native --model {model} says what fits"
-    free_bytes = memory.free_at_start_bytes if memory.free_at_start_bytes is not None else memory.total_bytes
-    if pool_bytes + native.PROCESS_BYTES > memory.total_bytes:  # weights that are mapped could be read from the disk again and again
+    memory, pool_bytes, weight_bytes = find_gpu(AUTO, "native"), config.engine.kv_pool_bytes, 0
+    if model is not None:
+        try:
+            facts = model_facts(model)
+        except ApplianceError as error:
+            yield fail("model.path", error.message, error.hint or "name another folder")
+            return
+        weight_bytes = native.weights(native.resolve(PlanInputs(facts, memory, "native"))).size_bytes
+        asked, limit = config.engine.context_length_tokens, facts.max_context_tokens
+        if asked > limit:
+            yield fail("engine.context_length_tokens", f"{asked:,} tokens: the model's own limit is {limit:,}", "lower it, or set it to 0")
+    yield from _check_pool(pool_bytes, weight_bytes, native.PROCESS_BYTES, memory)
+
+
+def _check_pool(pool_bytes: int, weight_bytes: int, process_bytes: int, memory: GpuFacts) -> Iterator[Finding]:
+    """Weights that are mapped could be read from the disk again and again, so what fails for certain is a pool that no memory holds."""
+    beside = f" beside {format_bytes(weight_bytes)} of weights" if weight_bytes else ""
+    words = f"{format_bytes(pool_bytes)}{beside} and {format_bytes(process_bytes)} of the process"
+    free_bytes = memory.total_bytes if memory.free_at_start_bytes is None else memory.free_at_start_bytes
+    cure = "lower it; appliancectl plan --engine native --model MODEL says what fits"
+    if pool_bytes + process_bytes > memory.total_bytes:
         yield fail("engine.kv_pool_bytes", f"{words}: this machine has {format_bytes(memory.total_bytes)}", cure)
-    elif pool_bytes + native.PROCESS_BYTES + weight_bytes > free_bytes:
+    elif pool_bytes + process_bytes + weight_bytes > free_bytes:
         yield warn("engine.kv_pool_bytes", f"{words}: {format_bytes(free_bytes)} of memory are free now", cure)
-    asked, limit = config.engine.context_length_tokens, facts.max_context_tokens
-    if asked > limit:
-        yield fail("engine.context_length_tokens", f"{asked:,} tokens: the model's own limit is {limit:,}", "lower it, or set it to 0")
 
 
 def check_state_dir(state_dir: Path) -> Iterator[Finding]:

@@ -86,7 +86,9 @@ def test_a_kv_pool_that_no_memory_holds(model: Path) -> None:
     assert (finding.level, finding.name) == (Level.FAIL, "engine.kv_pool_bytes")
     assert "1048576.00 GiB beside" in finding.reason
     assert "this machine has" in finding.reason
-    assert f"appliancectl plan --engine native --model {model}" in finding.cure
+    assert "appliancectl plan --engine native" in finding.cure
+    alone = _only(configured.check_memory(_config(engine__kv_pool_bytes="1024TiB"), None))
+    assert (alone.level, "1048576.00 GiB and" in alone.reason) == (Level.FAIL, True), "also where no model is named"
 
 
 def test_a_kv_pool_that_is_too_large_now(model: Path) -> None:
