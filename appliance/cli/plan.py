@@ -6,12 +6,12 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from appliance.cli.place import Place
-from appliance.cli.plan_facts import AUTO, find_gpu, find_model
+from appliance.cli.plan_facts import AUTO, find_gpu, find_model_path, read_model
 from appliance.cli.verbs import Verb
 from appliance.core.errors import ApplianceError, ExitCode
 from appliance.core.units import KIB, parse_bytes
@@ -19,6 +19,9 @@ from appliance.planner.choose import LOWEST
 from appliance.planner.engines import ENGINES, engine_name
 from appliance.planner.features import FEATURES
 from appliance.planner.inputs import Measured, PlanInputError, PlanInputs
+
+if TYPE_CHECKING:  # most plans are about other boxes
+    from appliance.planner.calibration import Calibration
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -106,6 +109,7 @@ def shortened(value: str) -> str:
 @click.option("--activation", "activation_peak_bytes", callback=_size, help="Measured: the prefill peak.")
 @click.option("--graphs", "fixed_bytes", callback=_size, help="Measured: workspaces and CUDA graphs.")
 @click.option("--oom-headroom", "oom_headroom_bytes", callback=_size, help="History: it ran out of memory with this much headroom.")
+@click.option("--unmeasured", is_flag=True, help="Leave out what starts and proof runs on this box measured.")
 @click.option("--red-line", callback=_red_line, default="0.95", show_default=True, help="The highest fraction that is chosen.")
 @click.option("--from-log", "log_file", metavar="FILE", help="Read the terms out of an engine's start-up log; - for stdin.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
@@ -116,7 +120,8 @@ def shortened(value: str) -> str:
 def plan(place: Place, /, **given: Any) -> ExitCode:
     """How much context fits a card, and why.
 
-    Works offline. Any measured term may be given instead of worked out. Exit code 0 when it fits, 1 when it does not, 2 for usage.
+    Works offline. Without --model it is about what this box serves; for its own models what their starts measured is used. Any
+    measured term may be given. Exit code 0 when it fits, 1 when it does not, 2 for usage.
 
     \b
     Examples:
@@ -129,8 +134,6 @@ def plan(place: Place, /, **given: Any) -> ExitCode:
         from appliance.cli.plan_log import plan_from_log
 
         return plan_from_log(_read_log(given["log_file"]), _inputs(place, given) if given["model_name"] else None, given)
-    if not given["model_name"]:
-        raise click.UsageError("--model or --from-log is needed")
     return plan_and_print(_inputs(place, given), given)
 
 
@@ -157,13 +160,20 @@ def plan_and_print(inputs: PlanInputs, given: Mapping[str, Any], compared: tuple
 
 def _inputs(place: Place, given: Mapping[str, Any]) -> PlanInputs:
     """The command line as PlanInputs."""
-    model = find_model(place, given["model_name"])
+    known = _known(place, given)
+    path = find_model_path(place, given["model_name"] or _own_model(place, known))
+    if known:
+        from appliance.cli.plan_measured import of_model
+
+        known = of_model(known, path)
+    model = read_model(path)
     default = "llamacpp" if model.weights_from.startswith("GGUF") else "sglang"
-    engine = engine_name(given["engine"] or default)
-    assumed = () if given["engine"] else (f"the arithmetic of {engine} (--engine)",)
+    engine = engine_name(given["engine"] or (known[0].engine if known else default))
+    here = ", which serves it here" if known else ""
+    assumed = () if given["engine"] else (f"the arithmetic of {engine}{here} (--engine)",)
     measured = Measured(**{name: given[name] for name in _MEASURED})
     same = {name: given[name] for name in _SAME_NAMES}
-    return PlanInputs(
+    inputs = PlanInputs(
         model,
         find_gpu(given["gpu_name"], engine),
         engine,
@@ -177,6 +187,29 @@ def _inputs(place: Place, given: Mapping[str, Any]) -> PlanInputs:
         assumptions=assumed,
         **same,
     )
+    if not known:
+        return inputs
+    from appliance.cli.plan_measured import with_measured
+
+    return with_measured(inputs, known)
+
+
+def _known(place: Place, given: Mapping[str, Any]) -> tuple[Calibration, ...]:
+    """What was measured here; it holds for the card that is here."""
+    if given["gpu_name"] != AUTO or given["unmeasured"]:
+        return ()
+    from appliance.cli.plan_measured import known_here
+
+    return known_here(place)
+
+
+def _own_model(place: Place, known: tuple[Calibration, ...]) -> str:
+    """What this box serves, or has served last."""
+    named = known[0].model_path if known else ""
+    named = named or (place.load().config.model.path if place.config_file() is not None else "")
+    if not named:
+        raise click.UsageError("--model or --from-log is needed: nothing was served on this box yet")
+    return named
 
 
 _MEASURED = ("weight_bytes", "linear_state_bytes", "free_at_start_bytes", "kv_pool_bytes", "activation_peak_bytes", "fixed_bytes")

@@ -17,24 +17,29 @@ SMI_DEADLINE_S = 5.0
 _SMI = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,uuid,pci.bus_id", "--format=csv,noheader,nounits")
 
 
-def find_model(place: Place, named: str) -> ModelFacts:
-    """A path, a model of this box's state folder, or a well-known name.
-
-    Raises:
-        ModelError: none of these.
-    """
-    from appliance.planner.model_files import model_facts
-
+def find_model_path(place: Place, named: str) -> Path | str:
+    """A path, or one of a model in this box's state folder; else the name, which may be a well-known one."""
     bare = "/" not in named and not named.endswith((".json", ".gguf"))
     folders = [place.state_dir] if place.state_dir else [SYSTEM_STATE_DIR, own_state_dir()]
     for path in (Path(named), *(folder / "models" / named for folder in folders if bare)):
         if path.exists():
-            return model_facts(path)
-    if not bare and named.count("/") != 1:
-        return model_facts(named)  # which says what is missing
+            return path
+    return named if bare or named.count("/") == 1 else Path(named)
+
+
+def read_model(where: Path | str) -> ModelFacts:
+    """The facts of a path, or of a well-known name.
+
+    Raises:
+        ModelError: neither.
+    """
+    if isinstance(where, Path):
+        from appliance.planner.model_files import model_facts
+
+        return model_facts(where)  # which says what is missing
     from appliance.planner.catalogue import known_model
 
-    return known_model(named)
+    return known_model(where)
 
 
 def find_gpu(named: str, engine: str) -> GpuFacts:

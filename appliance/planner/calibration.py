@@ -13,6 +13,8 @@ from appliance.core.plan import Rung
 from appliance.planner.engines import rules_of
 from appliance.planner.inputs import Measured, PlanInputs
 
+PREFIX = "calibration:"
+"""Of their names in the memory table of incidents.db."""
 CPU = "cpu"
 """In place of a card's UUID."""
 PROOFS_KEPT = 16
@@ -72,6 +74,7 @@ class Calibration:
     Attributes:
         gpu: UUID of the (first) card, or "cpu".
         model: name and stamp, as `model_files.model_identity` gives them.
+        model_path: where it lay at the last start.
         measured: terms of the starts so far; the latest counts.
         setting: of the start that the setting's own terms are from.
         proofs: of each setting the last, newest first.
@@ -87,6 +90,7 @@ class Calibration:
     setting: Setting | None = None
     proofs: tuple[Proof, ...] = ()
     time_s: float = 0.0
+    model_path: str = ""
 
     @property
     def key(self) -> str:

@@ -21,7 +21,7 @@ from appliance.core.evidence import Source
 from appliance.core.launch import EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
 from appliance.core.units import format_bytes
-from appliance.planner.calibration import CPU, Calibration, Proof, Setting
+from appliance.planner.calibration import CPU, PREFIX, Calibration, Proof, Setting
 from appliance.planner.inputs import Measured
 from appliance.planner.model_files import model_identity
 from appliance.planner.proof import judge
@@ -35,8 +35,6 @@ from appliance.supervisor.probe import Counters
 from appliance.supervisor.settings import MachineSettings
 from appliance.supervisor.worst_case import Outcome, Pool, WorstCase
 
-PREFIX = "calibration:"
-"""Of their names in the memory table of incidents.db; `appliancectl plan` reads them there too."""
 ROOMY = 4.0
 """A plan whose headroom is so many times its prefill peak is proved in idle time: clients are not kept waiting for what is hardly in
 doubt. No peak that we know of was planned worse than this."""
@@ -213,7 +211,8 @@ class Budget:
         if measured == Measured(source=measured.source):
             return
         before = self._now
-        self._keep(before.with_start(measured, _setting(config, life.spec.rung), time.time()))
+        after = before.with_start(measured, _setting(config, life.spec.rung), time.time())
+        self._keep(replace(after, model_path=config.model.path))
         if self._now.measured != before.measured:
             self._post(ev.SettingsChanged(MachineSettings.of(config), self.ladder(config)))
 
