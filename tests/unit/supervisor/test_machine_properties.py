@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,12 +17,14 @@ from tests.unit.supervisor.machine_cases import LIMITS, TWO_CARDS, make_diagnosi
 OFFSETS = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])
 """Mostly of the present life, sometimes of the last, sometimes of none yet."""
 
+RUNTIMES = st.sampled_from(["", "native-1", "native-2"])
+
 
 def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
     """An event of a kind for a life."""
     match kind:
         case ev.Planned:
-            return ev.Planned(generation + 1, make_spec(generation + 1))
+            return ev.Planned(generation + 1, replace(make_spec(generation + 1), runtime=data.draw(RUNTIMES)))
         case ev.PlanFailed:
             return ev.PlanFailed(generation + 1, make_diagnosis(Cause.MODEL_MISSING), "inc")
         case ev.EngineReady:
@@ -68,6 +72,7 @@ class Model:
         self.ready: set[int] = set()
         self.proved: set[int] = set()
         self.generations: list[int] = [0]
+        self.served_by: set[str] = set()
 
     def see_event(self, before: MachineState, event: ev.Event) -> None:
         """Note what is true of the world once this event has been sent."""
@@ -79,6 +84,8 @@ class Model:
         # A refusal on the last rung is a proof that it works, on too little memory.
         if isinstance(event, ev.Proved | ev.ProofRefused) and before.state is EngineState.PROVING:
             self.proved.add(generation)
+            assert before.spec is not None
+            self.served_by.add(before.spec.runtime)
 
     def check(self, before: MachineState, after: MachineState, effects: tuple[ev.Effect, ...]) -> None:
         """The promises."""
@@ -88,6 +95,8 @@ class Model:
             if isinstance(effect, ev.Spawn):
                 assert not self.living, f"a second engine beside generation {self.living}"
                 self.living.add(effect.generation)
+            if isinstance(effect, ev.UseRuntime):
+                assert effect.runtime in self.served_by - {""}, "gone back to a runtime that never served"
             if isinstance(effect, ev.SaveHistory):
                 assert effect.generation >= self.generations[-1], "the generation went back"
                 self.generations.append(effect.generation)
