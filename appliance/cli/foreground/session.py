@@ -162,6 +162,7 @@ class Session:
         """As systemd's watchdog does. Not while we stop: that has deadlines of its own."""
         if self._stop_requests:
             return
+        self._notified()  # after a stop of our own (Ctrl-Z), the selector may say that nothing has come
         for member in self._members:
             if member.child.alive:
                 self._judge(member, time.monotonic())

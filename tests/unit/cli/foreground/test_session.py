@@ -212,6 +212,25 @@ def test_a_child_whose_loop_is_blocked_is_killed_and_started_again(runs) -> None
     assert int(run.until(r"applianced +up (\d+)")[1]) != first
 
 
+def test_a_session_that_was_suspended_blames_nobody(runs) -> None:
+    """Ctrl-Z and fg: what the children said meanwhile is heard before they are judged."""
+    run = runs(("gateway", LIVELY), ("applianced", LIVELY), silence_s=1.0)
+    pids = [int(run.until(r" +up (\d+)")[1]) for _ in range(2)]
+    run.process.send_signal(signal.SIGSTOP)
+    began_s = time.monotonic()
+    while time.monotonic() < began_s + 2.5:
+        time.sleep(0.05)
+    run.process.send_signal(signal.SIGCONT)
+    began_s = time.monotonic()
+    while time.monotonic() < began_s + 1.5:
+        time.sleep(0.05)
+    assert all(map(_alive, pids))
+    run.process.send_signal(signal.SIGTERM)
+    said = run.rest()
+    assert not any(words in said for words in ("no sign of life", "stopped by a signal", "starting it again"))
+    assert run.process.returncode == 0
+
+
 def test_nobody_speaks_for_a_child(runs, tmp_path: Path) -> None:
     """A message counts by who has sent it: a stranger's READY=1 makes nothing ready."""
     run = runs(("gateway", OBEDIENT), ("applianced", _publisher(tmp_path, ready=False)))
