@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
 from appliance.core.errors import ModelError
 from appliance.engine.detokenize import Detokenizer, TokenBytes
 from appliance.engine.template import ChatTemplate, load_chat_template
+
+if TYPE_CHECKING:
+    from appliance.engine.grammar import Grammars
 
 _SLICE_CHARS = 64 * 1024
 _SLICE_SLACK_TOKENS = 64
@@ -50,7 +55,10 @@ class ModelText:
         Raises:
             ModelError: one that is needed is missing or cannot be read.
         """
-        self._tokenizer = _load_tokenizer(model_path / "tokenizer.json")
+        self._tokenizer_path = model_path / "tokenizer.json"
+        self._tokenizer = _load_tokenizer(self._tokenizer_path)
+        self._grammars: Grammars | None = None
+        self._grammars_lock = threading.Lock()
         tokenizer_config = _read_json(model_path / "tokenizer_config.json")
         generation = _read_json(model_path / "generation_config.json")
         config = _read_json(model_path / "config.json")
@@ -99,6 +107,25 @@ class ModelText:
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """For one answer that goes on from this prompt."""
         return Detokenizer(self._token_bytes, prompt_ids)
+
+    def token(self, token_id: int) -> tuple[str, bytes]:
+        """What stands for one token in a list of them, and its bytes; half a character is U+FFFD, a special token its name."""
+        raw = self._token_bytes.of(token_id)
+        return (raw.decode("utf-8", "replace") if raw else self._tokenizer.id_to_token(token_id) or ""), raw
+
+    def grammars(self) -> Grammars:
+        """The model's tokens for grammars, made when they are first asked for.
+
+        Raises:
+            ImportError: llguidance is not installed.
+        """
+        with self._grammars_lock:
+            if self._grammars is None:
+                from appliance.engine.grammar import Grammars
+
+                vocabulary = max(self.vocabulary, self._tokenizer.get_vocab_size())
+                self._grammars = Grammars(self._tokenizer_path, vocabulary, self.end_token_ids)
+            return self._grammars
 
     def _end_token_ids(
         self, generation: Mapping[str, object], config: Mapping[str, object], tokenizer_config: Mapping[str, object]

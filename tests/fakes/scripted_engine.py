@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from appliance.core.launch import EngineLimits
-from appliance.engine.messages import EngineStats, FinishReason, GenerateRequest, RequestRefused, TokenOutput
+from appliance.engine.messages import EngineStats, FinishReason, GenerateRequest, Likelihood, RequestRefused, TokenOutput
 
 Script = Callable[[GenerateRequest], Sequence[int]]
 
@@ -91,7 +91,16 @@ class ScriptedEngine:
                 return FinishReason.STOP
             time.sleep(self.step_s)
             self.produced += 1
-            on_output(TokenOutput(request.request_id, (token_id,)))
+            on_output(TokenOutput(request.request_id, (token_id,), likelihoods=_likelihoods(request, token_id, index)))
             if index + 1 == request.sampling.max_new_tokens:
                 return FinishReason.LENGTH
         return FinishReason.STOP
+
+
+def _likelihoods(request: GenerateRequest, token_id: int, index: int) -> tuple[Likelihood, ...]:
+    """Where they are asked for: −0.25 for the first token, −0.5 for the second and so on, and the next ids as the runners-up."""
+    count = request.sampling.logprobs
+    if count is None:
+        return ()
+    logprob = -0.25 * (index + 1)
+    return (Likelihood(logprob, tuple((token_id + other, logprob - other) for other in range(count))),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -11,11 +12,12 @@ from dataclasses import replace
 
 from starlette.types import Message, Send
 
+from appliance.engine.api import several
 from appliance.engine.api.continuation import Continuation, Notes, Ticket, read_continuation
 from appliance.engine.api.errors import ApiError, no_engine
 from appliance.engine.api.exchange import Client, Job, Json, JsonEndpoint, event, json_response, send_whole
 from appliance.engine.api.fields import Fields
-from appliance.engine.api.generation import Generation, GenerationFailed, Piece, submitted
+from appliance.engine.api.generation import Generation, GenerationFailed, joined, submitted
 from appliance.engine.api.metrics import Outcome
 from appliance.engine.api.service import LoadedModel, Service
 from appliance.engine.messages import GenerateRequest
@@ -38,8 +40,12 @@ class Generate(JsonEndpoint):
         """The answer, whole or streamed. Nothing is sent before the engine's first output, so that its refusals are honest."""
         going_on = read_continuation(client.known or b"", model.text.vocabulary)
         job = await asyncio.to_thread(self._read, fields, model, going_on.ticket)
-        request = _request(job, going_on, model)
+        if job.others:
+            return await self._several(model, job, client)
         notes = None if client.known is None else Notes(job.ticket, 0 if going_on.sent else len(going_on.token_ids))
+        if job.request.sampling.logprobs is not None and not going_on.sent:
+            going_on = Continuation(going_on.ticket)  # nobody noted how likely its tokens were: the same ones are chosen once more
+        request = _request(job, going_on, model)
         with submitted(model, request, job.stops, going_on) as generation:
             try:
                 if job.stream:
@@ -49,6 +55,26 @@ class Generate(JsonEndpoint):
                 return await _stream(_noted_whole(job, generation, notes), event, client.send)
             finally:
                 self._note(request, generation, client)
+
+    async def _several(self, model: LoadedModel, job: Job, client: Client) -> Outcome:
+        """Several answers. There are no notes of them: over a crash the gateway has them said again from the beginning."""
+        first = replace(job.request, sampling=replace(job.request.sampling, seed=job.ticket.seed))
+        requests = [first, *(request for request, _ in job.others)]
+        with contextlib.ExitStack() as stack:
+            generations = [stack.enter_context(submitted(model, request, job.stops)) for request in requests]
+            try:
+                if job.stream:
+                    return await _stream(several.events(job, generations), job.shape.encode, client.send)
+                try:
+                    answer = await several.whole(job, generations)
+                except GenerationFailed as failure:
+                    await send_whole(_failed(failure).response(), client.send)
+                    return Outcome.FAILED
+                await send_whole(json_response(answer), client.send)
+                return Outcome.FINISHED
+            finally:
+                for request, generation in zip(requests, generations, strict=True):
+                    self._note(request, generation, client)
 
     def _note(self, request: GenerateRequest, generation: Generation, client: Client) -> None:
         """Count and log one request: lengths and times, never text."""
@@ -88,6 +114,9 @@ def _request(job: Job, going_on: Continuation, model: LoadedModel) -> GenerateRe
             " with which the engine was started again"
         )
         raise ApiError(422, message, code="context_length_exceeded")
+    if request.constraint is not None:
+        for token_id in going_on.token_ids:
+            request.constraint.take(token_id)
     # Should a connection have broken under a living engine, the old sequence may still be about to be aborted by its own id.
     request_id = f"{job.ticket.request_id}+{known}.{uuid.uuid4().hex[:8]}"
     return replace(request, request_id=request_id, sampling=sampling, answer_ids=going_on.token_ids)
@@ -99,7 +128,7 @@ async def _whole(job: Job, generation: Generation, send: Send) -> Outcome:
     except GenerationFailed as failure:
         await send_whole(_failed(failure).response(), send)
         return Outcome.FAILED
-    await send_whole(json_response(job.shape.whole(_joined(pieces), generation.ending())), send)
+    await send_whole(json_response(job.shape.whole(joined(pieces), generation.ending())), send)
     return Outcome.FINISHED
 
 
@@ -157,11 +186,7 @@ async def _noted_whole(job: Job, generation: Generation, notes: Notes) -> AsyncI
             raise
         yield b":whole 503\n" + event(_failed(failure).envelope())
         return
-    yield b":whole 200\n" + event(job.shape.whole(_joined(pieces), generation.ending()))
-
-
-def _joined(pieces: list[Piece]) -> Piece:
-    return Piece("".join(piece.text for piece in pieces), tuple(token for piece in pieces for token in piece.token_ids))
+    yield b":whole 200\n" + event(job.shape.whole(joined(pieces), generation.ending()))
 
 
 _STREAM_START: Message = {

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from appliance.engine.api.constraints import read_constraint
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
-from appliance.engine.api.exchange import Job, Json, OpenAiEvents
+from appliance.engine.api.exchange import Job, Json, OpenAiEvents, others_of
 from appliance.engine.api.fields import Fields, check_text
 from appliance.engine.api.generation import Ending, Piece
-from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_sampling
+from appliance.engine.api.likelihood import ChatLogprobs, read_chat_logprobs
+from appliance.engine.api.parameters import MOST_ANSWERS, check_model, encode_prompt, fit, read_sampling
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.messages import GenerateRequest
 from appliance.engine.template import TemplateRefused
@@ -36,15 +39,23 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
     model_id = check_model(fields, model)
     messages = read_messages(fields)
     extra = read_template_variables(fields)
-    sampling = read_sampling(fields, model.text, "max_completion_tokens", "max_tokens")
+    sampling = read_sampling(fields, model.text, "max_completion_tokens", "max_tokens", most_answers=MOST_ANSWERS)
+    logprobs, constrain = read_chat_logprobs(fields), read_constraint(fields, model)
     stream, include_usage = read_stream(fields)
     _refuse_unsupported(fields)
     fields.ignore(*IGNORED)
     fields.end()
     ticket = ticket or new_ticket("chatcmpl", sampling.seed)
     prompt_ids = encode_chat(messages, extra, model, ticket.created_s)
-    request = GenerateRequest(ticket.request_id, prompt_ids, fit(sampling, prompt_ids, model, "messages"))
-    return Job(ticket, request, sampling.stops, stream, ChatShape(ticket.request_id, model_id, int(ticket.created_s), include_usage))
+    params = replace(fit(sampling, prompt_ids, model, "messages"), logprobs=logprobs)
+    request = GenerateRequest(ticket.request_id, prompt_ids, params, constraint=constrain())
+
+    def shape(index: int) -> ChatShape:
+        return ChatShape(ticket, model_id, include_usage, ChatLogprobs(model.text), index)
+
+    more = others_of(request, sampling.answers, ticket.seed, constrain)
+    others = tuple((other, shape(index)) for index, other in enumerate(more, 1))
+    return Job(ticket, request, sampling.stops, stream, shape(0), others)
 
 
 def read_messages(fields: Fields) -> list[dict[str, object]]:
@@ -146,11 +157,10 @@ def read_stream(fields: Fields) -> tuple[bool, bool]:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    for name, neutral in (("logprobs", False), ("top_logprobs", 0), ("tools", []), ("functions", []), ("store", False)):
+    for name, neutral in (("tools", []), ("functions", []), ("store", False)):
         fields.only(name, neutral)
     fields.only("tool_choice", "none", "auto")
     fields.only("function_call", "none", "auto")
-    fields.only("response_format", {"type": "text"})
     fields.only("modalities", ["text"])
     fields.flag("parallel_tool_calls")  # without tools, either asks for nothing
     fields.only("add_generation_prompt", True)
@@ -172,14 +182,17 @@ def usage(ending: Ending) -> Json:
 class ChatShape(OpenAiEvents):
     """`chat.completion`, and its chunks: the role, the text, the finish reason, the usage if asked for."""
 
-    def __init__(self, request_id: str, model_id: str, created: int, include_usage: bool) -> None:
-        self._frame: Json = {"id": request_id, "object": "chat.completion", "created": created, "model": model_id}
+    def __init__(self, ticket: Ticket, model_id: str, include_usage: bool, logprobs: ChatLogprobs, index: int = 0) -> None:
+        created = int(ticket.created_s)
+        self._frame: Json = {"id": ticket.request_id, "object": "chat.completion", "created": created, "model": model_id}
         self._include_usage = include_usage
+        self._logprobs = logprobs
+        self._index = index
 
     def whole(self, piece: Piece, ending: Ending) -> Json:
         """The answer without a stream."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ending.finish.value}
+        choice = {"index": self._index, "message": message, "logprobs": self._logprobs.of(piece), "finish_reason": ending.finish.value}
         return {**self._frame, "choices": [choice], "usage": usage(ending)}
 
     def begin(self) -> list[Json]:
@@ -187,8 +200,9 @@ class ChatShape(OpenAiEvents):
         return [self._chunk({"role": "assistant", "content": ""}, None)]
 
     def piece(self, piece: Piece) -> list[Json]:
-        """New text, if any is certain yet."""
-        return [self._chunk({"content": piece.text}, None)] if piece.text else []
+        """New text, if any is certain yet, and how likely its tokens were."""
+        logprobs = self._logprobs.of(piece)
+        return [self._chunk({"content": piece.text}, None, logprobs)] if piece.text or logprobs else []
 
     def end(self, ending: Ending) -> list[Json]:
         """The finish reason, and the usage in a chunk without choices."""
@@ -197,7 +211,7 @@ class ChatShape(OpenAiEvents):
             chunks.append({**self._frame, "object": "chat.completion.chunk", "choices": [], "usage": usage(ending)})
         return chunks
 
-    def _chunk(self, delta: Json, finish_reason: str | None) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, delta: Json, finish_reason: str | None, logprobs: Json | None = None) -> Json:
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._frame, "object": "chat.completion.chunk", "choices": [choice]}
         return {**chunk, "usage": None} if self._include_usage else chunk

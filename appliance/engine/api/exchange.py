@@ -13,12 +13,13 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from appliance.engine.api.constraints import Constrain
 from appliance.engine.api.continuation import HEADER, MOST_KNOWN_BYTES, Ticket, split_known
 from appliance.engine.api.errors import ApiError
 from appliance.engine.api.fields import Fields, parse_object
@@ -75,13 +76,36 @@ class OpenAiEvents:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A checked request: what to generate and how to tell it."""
+    """A checked request: what to generate and how to tell it.
+
+    Attributes:
+        others: where several answers are wanted, all but the first.
+    """
 
     ticket: Ticket
     request: GenerateRequest
     stops: tuple[str, ...]
     stream: bool
     shape: Shape
+    others: tuple[tuple[GenerateRequest, Shape], ...] = ()
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """One an answer."""
+        return self.shape, *(shape for _, shape in self.others)
+
+
+def others_of(request: GenerateRequest, count: int, seed: int, constrain: Constrain) -> list[GenerateRequest]:
+    """Requests for `count` answers but the first: each with its own seed, which follows from the first one's."""
+    return [
+        replace(
+            request,
+            request_id=f"{request.request_id}-{index}",
+            sampling=replace(request.sampling, seed=(seed + index) % 2**63),
+            constraint=constrain(),
+        )
+        for index in range(1, count)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

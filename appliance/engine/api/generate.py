@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from appliance.engine.api.constraints import read_constraint
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json, OpenAiEvents
@@ -23,6 +24,7 @@ def read_generate(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> 
     check_model(fields, model)
     parameters = fields.nested("sampling_params")
     sampling = read_sampling(parameters, model.text, "max_new_tokens")
+    constrain = read_constraint(parameters, model, response_format=False)
     parameters.end()
     stream = fields.flag("stream")
     fields.only("return_logprob", False)
@@ -36,7 +38,7 @@ def read_generate(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> 
     param = "input_ids" if text is None else "text"
     # The engine's ids must be unique, a client's need not be.
     ticket = ticket or new_ticket("gen", sampling.seed)
-    request = GenerateRequest(ticket.request_id, input_ids, fit(sampling, input_ids, model, param))
+    request = GenerateRequest(ticket.request_id, input_ids, fit(sampling, input_ids, model, param), constraint=constrain())
     return Job(ticket, request, sampling.stops, stream, GenerateShape(rid or ticket.request_id, ticket.created_s))
 
 

@@ -12,7 +12,7 @@ from appliance.engine.api.continuation import BEGINNING, Continuation
 from appliance.engine.api.errors import ApiError
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.detokenize import StopStrings
-from appliance.engine.messages import FinishReason, GenerateRequest, RequestRefused, TokenOutput
+from appliance.engine.messages import FinishReason, GenerateRequest, Likelihood, RequestRefused, TokenOutput
 
 
 class GenerationFailed(Exception):
@@ -21,10 +21,25 @@ class GenerationFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came since the last piece. The text may lag behind the tokens: half characters and possible stop strings wait."""
+    """What came since the last piece. The text may lag behind the tokens: half characters and possible stop strings wait.
+
+    Attributes:
+        likelihoods: one a token, where they were asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    likelihoods: tuple[Likelihood, ...] = ()
+
+
+def joined(pieces: Iterable[Piece]) -> Piece:
+    """All of them as one."""
+    parts = list(pieces)
+    return Piece(
+        "".join(piece.text for piece in parts),
+        tuple(token for piece in parts for token in piece.token_ids),
+        tuple(likelihood for piece in parts for likelihood in piece.likelihoods),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +145,9 @@ class Generation:
     def _take(self, outputs: list[TokenOutput]) -> Piece:
         text: list[str] = []
         token_ids: list[int] = []
+        likelihoods: list[Likelihood] = []
         for output in outputs:
+            likelihoods += output.likelihoods
             self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
             for token_id in output.token_ids:
                 token_ids.append(token_id)
@@ -139,10 +156,10 @@ class Generation:
                 if self._stops.matched is not None:
                     self.abort()
                     self._finish = FinishReason.STOP
-                    return Piece("".join(text), tuple(token_ids))
+                    return Piece("".join(text), tuple(token_ids), tuple(likelihoods[: len(token_ids)]))
             if output.finish is not None:
                 text.append(self._end(output.finish, output.error))
-        return Piece("".join(text), tuple(token_ids))
+        return Piece("".join(text), tuple(token_ids), tuple(likelihoods))
 
     def _end(self, finish: FinishReason, error: str | None) -> str:
         """The text that was still held back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.core.launch import EngineLimits
 from appliance.engine.api.errors import ApiError, bad_request
@@ -13,6 +13,10 @@ from appliance.engine.text import ModelText, TooManyTokens
 
 MOST_STOPS = 4
 MOST_STOP_CHARS = 1000
+MOST_BIASES = 1024
+MOST_ANSWERS = 16
+"""Of one request."""
+MOST_LOGPROBS = 20
 _INT64 = 2**63
 _ANY_COUNT = 10**18
 """Larger than any context; fit() says what the limit really is."""
@@ -25,17 +29,21 @@ class Sampling:
     Attributes:
         max_new_tokens: None: what fits.
         max_tokens_name: what this client calls it.
+        params: all that the engine is told; `fit` puts the number of tokens in.
         stops: strings that end the answer.
+        answers: how many are wanted.
     """
 
     max_new_tokens: int | None
     max_tokens_name: str
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
+    params: SamplingParams
     stops: tuple[str, ...]
-    stop_token_ids: frozenset[int]
+    answers: int = 1
+
+    @property
+    def seed(self) -> int | None:
+        """The client's."""
+        return self.params.seed
 
 
 def check_model(fields: Fields, model: LoadedModel) -> str:
@@ -51,7 +59,7 @@ def check_model(fields: Fields, model: LoadedModel) -> str:
     return served
 
 
-def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str, stop_name: str = "stop") -> Sampling:
+def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str, stop_name: str = "stop", most_answers: int = 1) -> Sampling:
     """Sampling parameters under OpenAI's and SGLang's names; defaults are the model's own.
 
     Raises:
@@ -66,21 +74,48 @@ def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str, stop_
         raise bad_request(f"{fields.path('top_p')}=0 leaves no token to choose; use temperature=0 for greedy", "top_p", "invalid_value")
     top_k = fields.integer("top_k", -1, 2**31 - 1)
     seed = fields.integer("seed", -_INT64, _INT64 - 1)
-    for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1), ("min_p", 0), ("min_tokens", 0)):
-        fields.only(name, neutral)
-    fields.only("n", 1)
-    fields.only("logit_bias", {})
     fields.only("skip_special_tokens", True)
-    return Sampling(
-        max_new_tokens=max_new_tokens,
-        max_tokens_name=max_tokens_name,
+    params = SamplingParams(
+        max_new_tokens=1,
         temperature=fields.number("temperature", text.defaults.temperature, 0, 2),
         top_p=top_p,
         top_k=text.defaults.top_k if top_k is None else max(0, top_k),
         seed=None if seed is None else seed % _INT64,
-        stops=_read_stops(fields, stop_name),
         stop_token_ids=stop_token_ids,
+        min_p=fields.number("min_p", 0, 0, 1),
+        min_new_tokens=max(fields.integer(name, 0, _ANY_COUNT) or 0 for name in ("min_tokens", "min_new_tokens")),
+        presence_penalty=fields.number("presence_penalty", 0, -2, 2),
+        frequency_penalty=fields.number("frequency_penalty", 0, -2, 2),
+        repetition_penalty=fields.number("repetition_penalty", 1, 0.01, 10),
+        logit_bias=_read_logit_bias(fields, text.vocabulary),
     )
+    return Sampling(max_new_tokens, max_tokens_name, params, _read_stops(fields, stop_name), _read_answers(fields, most_answers))
+
+
+def _read_answers(fields: Fields, most: int) -> int:
+    if most == 1:
+        fields.only("n", 1)
+        return 1
+    return fields.integer("n", 1, most) or 1
+
+
+def _read_logit_bias(fields: Fields, vocabulary: int) -> tuple[tuple[int, float], ...]:
+    """OpenAI's form: token ids as strings, because JSON's names are strings."""
+    value = fields.value("logit_bias")
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise bad_request("logit_bias must be an object of token ids and numbers", "logit_bias", "invalid_type")
+    if len(value) > MOST_BIASES:
+        raise bad_request(f"logit_bias has {len(value)} tokens; at most {MOST_BIASES} are taken", "logit_bias", "invalid_value")
+    biases: list[tuple[int, float]] = []
+    for name, bias in value.items():
+        if not (name.isascii() and name.isdigit()) or int(name[:20]) >= vocabulary:
+            raise bad_request(f"logit_bias[{name[:40]!r}]: no token id of this model, 0 to {vocabulary - 1}", "logit_bias", "invalid_value")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise bad_request(f"logit_bias[{name}]={bias!r:.40} is no number from -100 to 100", "logit_bias", "invalid_value")
+        biases.append((int(name), float(bias)))
+    return tuple(biases)
 
 
 def _read_max_tokens(fields: Fields, names: tuple[str, ...]) -> tuple[str, int | None]:
@@ -142,14 +177,7 @@ def fit(sampling: Sampling, prompt_ids: tuple[int, ...], model: LoadedModel, par
             f" with this prompt at most {name}={room} fits"
         )
         raise ApiError(422, message, param=name, code="context_length_exceeded")
-    return SamplingParams(
-        max_new_tokens=wanted or room,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        stop_token_ids=sampling.stop_token_ids,
-    )
+    return replace(sampling.params, max_new_tokens=wanted or room)
 
 
 def most_prompt_tokens(limits: EngineLimits) -> int:

@@ -108,7 +108,12 @@ def test_openai_client_chat_whole_and_streamed_agree(engine: Engine) -> None:
     assert whole.choices[0].finish_reason == "stop"
     chunks = list(engine.client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (
+        whole.usage.prompt_tokens,
+        whole.usage.completion_tokens,
+    )
     assert len(chunks) > 5
 
 
@@ -266,6 +271,69 @@ def test_impossible_settings_are_said_and_coded(demo_model: Path, tmp_path: Path
     assert result.returncode == 78
     assert re.search(r"ERROR BudgetError: a context length of 999999 tokens exceeds the model's own limit of \d+", result.stderr)
     assert "Traceback" not in result.stderr
+
+
+def test_a_schema_is_followed_whatever_the_model_would_rather_say(engine: Engine) -> None:
+    """Valid JSON of the schema, hot or greedy, whole or streamed, two at once; the model alone chooses within it."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "population": {"type": "integer", "minimum": 1, "maximum": 99999999},
+            "kind": {"enum": ["capital", "village"]},
+        },
+        "required": ["city", "population", "kind"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+    arguments: dict[str, Any] = {"model": NAME, "messages": CAPITAL, "response_format": form, "max_tokens": 80}
+    for more in ({"temperature": 0}, {"temperature": 1.5, "seed": 3, "n": 2}):
+        answer = engine.client.chat.completions.create(**arguments, **more)
+        for choice in answer.choices:
+            city = json.loads(choice.message.content or "")
+            assert set(city) == {"city", "population", "kind"}
+            assert 1 <= city["population"] <= 99999999
+            assert city["kind"] in ("capital", "village")
+            assert choice.finish_reason == "stop"
+    chunks = list(engine.client.chat.completions.create(**arguments, temperature=0, stream=True))
+    assert json.loads("".join(chunk.choices[0].delta.content or "" for chunk in chunks))["kind"] in ("capital", "village")
+    free = engine.client.chat.completions.create(model=NAME, messages=CAPITAL, temperature=0, response_format={"type": "json_object"})
+    assert isinstance(json.loads(free.choices[0].message.content or ""), dict)
+    status, answer = engine.post(
+        "/generate", {"text": "My number is", "sampling_params": {"regex": " [0-9]{3}-[0-9]{4}", "max_new_tokens": 20}}
+    )
+    assert (status, bool(re.fullmatch(r" [0-9]{3}-[0-9]{4}", answer["text"]))) == (200, True)
+
+
+def test_the_second_turn_finds_the_first_one_cached(engine: Engine) -> None:
+    """Its usage says how much; the answer is the same to the letter as a first time."""
+    messages = [*LIST]
+    first = engine.client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=60)
+    assert first.usage is not None
+    messages += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "And now in French."}]
+    turns = [engine.client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=20) for _ in range(2)]
+    cached = [turn.usage.prompt_tokens_details.cached_tokens or 0 for turn in turns if turn.usage and turn.usage.prompt_tokens_details]
+    assert cached[0] >= first.usage.prompt_tokens // 16 * 16
+    assert cached[1] > cached[0]
+    assert turns[0].choices[0].message.content == turns[1].choices[0].message.content
+    page = engine.get("/metrics")[1].decode()
+    assert re.search(r"^appliance_engine_cached_tokens_total [1-9]", page, re.MULTILINE)
+
+
+def test_log_probabilities_of_a_greedy_answer_are_the_largest(engine: Engine) -> None:
+    """Each token is the likeliest of its list, and no list is out of order."""
+    answer = engine.client.chat.completions.create(
+        model=NAME, messages=CAPITAL, temperature=0, max_tokens=12, logprobs=True, top_logprobs=4
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    for entry in logprobs.content:
+        assert entry.token == entry.top_logprobs[0].token
+        values = [other.logprob for other in entry.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert values[0] == entry.logprob <= 0
+    assert "".join(entry.token for entry in logprobs.content) == answer.choices[0].message.content
 
 
 def test_a_damaged_block_table_is_a_pause_for_its_client(demo_model: Path, engine: Engine, tmp_path: Path) -> None:

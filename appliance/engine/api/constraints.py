@@ -1,0 +1,102 @@
+"""What an answer may say, as clients put it: `response_format`, `regex`, `json_schema`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from appliance.engine.api.errors import bad_request
+from appliance.engine.api.fields import Fields
+from appliance.engine.api.service import LoadedModel
+from appliance.engine.messages import Constraint
+
+if TYPE_CHECKING:
+    from appliance.engine.grammar import Grammars
+
+MOST_GRAMMAR_CHARS = 256 * 1024
+Spelled = Callable[["Grammars"], str]
+"""The text of a grammar."""
+Constrain = Callable[[], Constraint | None]
+"""A constraint for one more answer; none where nothing was asked for."""
+
+
+def read_constraint(fields: Fields, model: LoadedModel, *, response_format: bool = True) -> Constrain:
+    """OpenAI's `response_format`, SGLang's `regex` and `json_schema` (the latter as a string or an object); one of them.
+
+    Raises:
+        ApiError: 400: several, a wrong one, or one that cannot be followed.
+    """
+    asked: dict[str, Spelled] = {}
+    if response_format:
+        asked |= _read_response_format(fields)
+    pattern = fields.text("regex")
+    if pattern is not None:
+        asked[fields.path("regex")] = lambda grammars: grammars.regex(pattern)
+    schema = fields.value("json_schema")
+    if schema is not None:
+        wanted = _parsed(schema, fields.path("json_schema"))
+        asked[fields.path("json_schema")] = lambda grammars: grammars.json(wanted)
+    if len(asked) > 1:
+        raise bad_request(f"{' and '.join(asked)} contradict each other; send one of them", list(asked)[-1], "invalid_value")
+    if not asked:
+        return lambda: None
+    ((where, spelled),) = asked.items()
+    return constrained(model, spelled, where)
+
+
+def constrained(model: LoadedModel, spelled: Spelled, where: str) -> Constrain:
+    """Compiled once now, so that what is wrong with it is said before anything is generated.
+
+    Raises:
+        ApiError: 400: it is wrong, cannot be followed, or the means are missing.
+    """
+    try:
+        from appliance.engine.grammar import GrammarRefused
+
+        grammars = model.text.grammars()
+    except ImportError:
+        message = f"{where} needs the Python package llguidance, which this engine's environment lacks; run `appliancectl setup` again"
+        raise bad_request(message, where, "unsupported_parameter") from None
+    text = spelled(grammars)
+    if len(text) > MOST_GRAMMAR_CHARS:
+        raise bad_request(f"{where} has {len(text)} characters; at most {MOST_GRAMMAR_CHARS} are taken", where, "invalid_value")
+    try:
+        first: list[Constraint] = [grammars.constraint(text)]
+    except GrammarRefused as refusal:
+        raise bad_request(f"{where} cannot be followed: {refusal}", where, "invalid_grammar") from None
+    return lambda: first.pop() if first else grammars.constraint(text)
+
+
+def _read_response_format(fields: Fields) -> dict[str, Spelled]:
+    where = fields.path("response_format")
+    if fields.value("response_format") is None:
+        return {}
+    form = fields.nested("response_format")
+    kind = form.text("type")
+    if kind == "text":
+        form.end()
+        return {}
+    if kind == "json_object":
+        form.end()
+        return {where: lambda grammars: grammars.json({"type": "object"})}
+    if kind == "json_schema":
+        holder = form.nested("json_schema")
+        schema = _parsed(holder.value("schema"), holder.path("schema"))
+        holder.ignore("name", "description", "strict")  # what is followed is always followed strictly
+        holder.end()
+        form.end()
+        return {where: lambda grammars: grammars.json(schema)}
+    raise bad_request(f"{where}.type={kind!r:.60} is none of text, json_object, json_schema", f"{where}.type", "invalid_value")
+
+
+def _parsed(value: object, where: str) -> Mapping[str, object]:
+    """A JSON schema: an object, or the text of one, as SGLang's clients send it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"{where} is no JSON: {error}", where, "invalid_value") from None
+    if not isinstance(value, dict):
+        raise bad_request(f"{where} must be a JSON schema, an object", where, "invalid_type")
+    return value
