@@ -199,20 +199,22 @@ def _tell(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident
         if form.bundle is not None:  # first: whoever reads what is printed may stop reading (`| head`)
             bundles.write(form.bundle, verdict, evidence)
     finally:
-        _print(verdict, form, incident)
+        _print(verdict, evidence, form, incident)
     return ExitCode.BAD if verdict.crashed else ExitCode.OK
 
 
-def _print(verdict: Diagnosis, form: Form, incident: records.Document | None) -> None:
+def _print(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident: records.Document | None) -> None:
     from appliance.diagnosis import report
+    from appliance.diagnosis.dumps import found_in
 
+    found = found_in(evidence)
     did = None if incident is None else _did(incident)
     if form.as_json:
-        say_json(report.to_json_dict(verdict) | ({} if incident is None else _incident_fields(incident)))
+        say_json(report.to_json_dict(verdict, found) | ({} if incident is None else _incident_fields(incident)))
     elif form.as_markdown:
-        say(report.markdown(verdict).rstrip("\n") + ("" if did is None else f"\n\n{did}"))
+        say(report.markdown(verdict, found).rstrip("\n") + ("" if did is None else f"\n\n{did}"))
     else:
-        _print_text(report.text(verdict, did=did), crashed=verdict.crashed)
+        _print_text(report.text(verdict, did=did, found=found), crashed=verdict.crashed)
 
 
 def _did(incident: records.Document) -> str:

@@ -49,12 +49,14 @@ class SpareSpec:
     Attributes:
         argv, env, cwd: for exec; env is complete, nothing is inherited.
         stamp: of the files that it reads: when they are others, it has read the wrong ones.
+        forensic: it is to become an engine with instruments.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
     stamp: str
+    forensic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class LaunchSpec:
         spare: what could become this life by being told argv; None: it can only be started.
         notes: what the owner should know of this command line; a sentence each, logged at the start.
         runtime: name of the environment that it runs in, where that has one (appliance/config/runtimes.py).
+        forensic: it is started with instruments, which leave what they catch in this folder: its stacks are asked for before it is ended,
+            and where the folder is cwd it may dump its core there; empty: without.
     """
 
     argv: tuple[str, ...]
@@ -86,6 +90,7 @@ class LaunchSpec:
     spare: SpareSpec | None = None
     notes: tuple[str, ...] = ()
     runtime: str = ""
+    forensic: str = ""
 
 
 class ContinuesBy(enum.StrEnum):

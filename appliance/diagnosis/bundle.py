@@ -14,6 +14,7 @@ import zstandard
 from appliance.core.diagnosis import ChainLink, Citation, Diagnosis, Refuted
 from appliance.core.evidence import Evidence
 from appliance.diagnosis import report
+from appliance.diagnosis.dumps import found_in
 from appliance.diagnosis.redact import Redaction, Redactor
 
 FOLDER = "llm-appliance-bundle"
@@ -39,9 +40,10 @@ def write_bundle(
 
 def _files(diagnosis: Diagnosis, evidence: Sequence[Evidence], extra: Mapping[str, str], redactor: Redactor) -> Iterator[tuple[str, str]]:
     clean = redacted(diagnosis, redactor)
-    yield "report.txt", report.text(clean) + "\n"
-    yield "report.md", report.markdown(clean)
-    yield "report.json", json.dumps(report.to_json_dict(clean), indent=1, ensure_ascii=False) + "\n"
+    found = [redactor.redact(item) for item in found_in(evidence)]
+    yield "report.txt", report.text(clean, found=found) + "\n"
+    yield "report.md", report.markdown(clean, found)
+    yield "report.json", json.dumps(report.to_json_dict(clean, found), indent=1, ensure_ascii=False) + "\n"
     for source in sorted({item.source for item in evidence}, key=lambda source: source.value):
         lines = [redactor.redact(_line(item)) for item in evidence if item.source is source]
         yield f"evidence/{source.value}.log", "\n".join(lines[-MOST_LINES:]) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation, Diagnosis
@@ -12,8 +13,8 @@ from appliance.diagnosis.remedies import action_for
 LONGEST_QUOTE = 240
 
 
-def to_json_dict(diagnosis: Diagnosis) -> dict[str, object]:
-    """The dictionary of `--json`: always the same keys, `root` is null where there is none."""
+def to_json_dict(diagnosis: Diagnosis, found: Sequence[str] = ()) -> dict[str, object]:
+    """The dictionary of `--json`: always the same keys, `root` is null where there is none. `found`: see `text`."""
     return {
         "cause": diagnosis.cause.label,
         "confidence": diagnosis.confidence.value,
@@ -24,6 +25,7 @@ def to_json_dict(diagnosis: Diagnosis) -> dict[str, object]:
             {"cause": item.cause.label, "reason": item.reason, "evidence": None if item.citation is None else _citation(item.citation)}
             for item in diagnosis.refuted
         ],
+        "dumps": list(found),
         "action": action_for(diagnosis.cause).value,
         "remedies": list(diagnosis.remedies),
         "safer_config": dict(diagnosis.safer_config),
@@ -31,8 +33,13 @@ def to_json_dict(diagnosis: Diagnosis) -> dict[str, object]:
     }
 
 
-def text(diagnosis: Diagnosis, *, did: str | None = None) -> str:
-    """The report for a terminal, without colours. `did`: what the appliance did, where there is one; else what it would do."""
+def text(diagnosis: Diagnosis, *, did: str | None = None, found: Sequence[str] = ()) -> str:
+    """The report for a terminal, without colours.
+
+    Args:
+        did: what the appliance did, where there is one; else it says what it would do.
+        found: what stacks and dumps show (`dumps.found_in`).
+    """
     lines = [f"{diagnosis.cause.label}  (confidence: {diagnosis.confidence.value})", diagnosis.sentence, ""]
     if diagnosis.root is not None:
         lines += ["Root", f"  {_place(diagnosis.root)}", f"  {_quote(diagnosis.root.text)}", ""]
@@ -44,6 +51,8 @@ def text(diagnosis: Diagnosis, *, did: str | None = None) -> str:
         ]
     if diagnosis.refuted:
         lines += ["Refuted", *(f"  {item.cause.label}: {item.reason}" for item in diagnosis.refuted), ""]
+    if found:
+        lines += ["Found in stacks and dumps", *(f"  {item}" for item in found), ""]
     if diagnosis.numbers:
         lines += ["Numbers", *(f"  {name:<16} {number(name, value)}" for name, value in diagnosis.numbers), ""]
     if diagnosis.remedies:
@@ -54,8 +63,8 @@ def text(diagnosis: Diagnosis, *, did: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def markdown(diagnosis: Diagnosis) -> str:
-    """The report for an issue."""
+def markdown(diagnosis: Diagnosis, found: Sequence[str] = ()) -> str:
+    """The report for an issue. `found`: see `text`."""
     lines = [f"**{diagnosis.cause.label}** (confidence {diagnosis.confidence.value}): {diagnosis.sentence}", ""]
     if diagnosis.root is not None:
         lines += [f"Root, {_place(diagnosis.root)}:", "```", diagnosis.root.text[:2000].replace("```", "'''"), "```", ""]
@@ -65,6 +74,8 @@ def markdown(diagnosis: Diagnosis) -> str:
         lines.append("")
     if diagnosis.refuted:
         lines += ["Refuted:", *(f"- `{item.cause.label}`: {item.reason}" for item in diagnosis.refuted), ""]
+    if found:
+        lines += ["Found in stacks and dumps:", *(f"- {item}" for item in found), ""]
     if diagnosis.remedies:
         lines += ["What to do:", *(f"{index}. {remedy}" for index, remedy in enumerate(diagnosis.remedies, 1)), ""]
     return "\n".join(lines).rstrip() + "\n"

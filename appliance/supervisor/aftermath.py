@@ -28,6 +28,8 @@ async def examine(
     store: IncidentStore,
     settled: Callable[[], Awaitable[None]],
     own_folder: Path,
+    gather: Callable[[], list[Evidence]] = list,
+    caught: Callable[[str, int], None] = lambda _incident, _pieces: None,
 ) -> None:
     """Wait until the service is back or given up, look closer, and add what is found to the incident.
 
@@ -36,6 +38,8 @@ async def examine(
         flight: the last minutes before the crash.
         settled: returns when it is back or given up.
         own_folder: cores that landed there are removed when they have been read: it lies in memory.
+        gather: what instruments left behind, where the engine had been started with any; reads files.
+        caught: told of the incident and of how many pieces there were.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_MAX_S):
@@ -43,14 +47,25 @@ async def examine(
     shown = findings(flight.samples) if flight is not None else []
     if shown:
         store.add_evidence(incident_id, shown)
-    dump = await dump_of(death) if death is not None else None
-    if death is None or dump is None:
-        return
+    left = await asyncio.to_thread(gather)
+    if left:
+        store.add_evidence(incident_id, left)
+    frames = await _core(incident_id, death, store, own_folder) if death is not None else 0
+    if left or frames:
+        caught(incident_id, len(left) + frames)
+
+
+async def _core(incident_id: str, death: Death, store: IncidentStore, own_folder: Path) -> int:
+    """Read the core dump, if there is one; the number of frames."""
+    dump = await dump_of(death)
+    if dump is None:
+        return 0
     store.add_evidence(incident_id, evidence_of(dump, death))
     log.info("a core dump was read", incident=incident_id, path=dump.path, frames=len(dump.frames))
-    if dump.path and Path(dump.path).parent == own_folder:
+    if dump.path and Path(dump.path).parent in (own_folder, Path(death.cwd)):
         with contextlib.suppress(OSError):
             Path(dump.path).unlink()
+    return len(dump.frames)
 
 
 def evidence_of(dump: Dump, death: Death) -> tuple[Evidence, ...]:

@@ -26,6 +26,7 @@ from appliance.supervisor import events as ev
 from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.evidence_desk import EvidenceDesk, brief, unasked, window
 from appliance.supervisor.flight_recorder import FlightRecorder
+from appliance.supervisor.forensic_bench import ForensicBench
 from appliance.supervisor.history import Phase
 from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.log_ring import LogLine
@@ -51,7 +52,9 @@ class Casework:
         flight: FlightRecorder,
         store: IncidentStore,
         diagnose: Diagnose,
+        bench: ForensicBench,
     ) -> None:
+        self._bench = bench
         self._backend = backend
         self._flight = flight
         self._desk = desk
@@ -66,6 +69,8 @@ class Casework:
         """What the machine finds out by its own clock is evidence too."""
         if after.answering and not before.answering:
             self._close(before.recovering[0] if before.recovering is not None else "")
+        if isinstance(event, ev.TimerFired) and event.timer is ev.Timer.STABLE and after.answering and event.generation == after.generation:
+            self._bench.stable()
         late = isinstance(event, ev.TimerFired) and event.timer is ev.Timer.START and before.failure is None and after.failure is not None
         if late and after.spec is not None:
             self._desk.add_late_start(after.spec.start_deadline_s)
@@ -105,6 +110,8 @@ class Casework:
             flight=self._flight.record,
         )
         self._keep(incident)
+        if not failure.outside:
+            self._bench.crashed(effect.diagnosis, incident.evidence)
 
     async def account_for(self, ended: Unclosed, unit: str | None) -> None:
         """The end of an applianced that nobody had stopped is an incident of its own; what systemd says about it is added."""

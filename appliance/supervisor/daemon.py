@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -30,6 +31,7 @@ from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, cannot_plan, incident_id, launch_facts
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.flight_recorder import FlightRecorder
+from appliance.supervisor.forensic_bench import ForensicBench
 from appliance.supervisor.gpu_watch import GpuWatch
 from appliance.supervisor.groups import Delegation, Groups
 from appliance.supervisor.hang import HangLimits
@@ -47,6 +49,7 @@ from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.roll_back import go_back_to
 from appliance.supervisor.run_dir import RunDir
 from appliance.supervisor.run_note import RunNote, own_unit
+from appliance.supervisor.sensors import sensors_of
 from appliance.supervisor.settings import MachineSettings, fingerprint
 from appliance.supervisor.spare_keeper import SpareKeeper, Wish
 from appliance.supervisor.timers import Timers
@@ -92,7 +95,8 @@ class Supervisor:
             self.gpu.ask_nvml, lambda: self.life.counters if self.life is not None else None, lambda: self.state.uses_gpu
         )
         self.run_note = RunNote(store, self.kernel_log.boot_id)
-        self.casework = Casework(self.backend, self.desk, self.cards, self.flight, store, diagnose)
+        self.bench = ForensicBench(store, store.folder / "forensics")
+        self.casework = Casework(self.backend, self.desk, self.cards, self.flight, store, diagnose, self.bench)
         self.life: EngineLife | None = None
         self.budget = Budget(self.backend, store, self.post, self.gpu.look)
         self.state = self._first_state()
@@ -105,7 +109,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
         self._have_served = False
-        self._around = Surroundings(self.desk, self.post, self.start_task, is_fatal_line, _log_engine_line)
+        self._around = Surroundings(self.desk, self.post, self.start_task, is_fatal_line)
 
     # -- the loop --------------------------------------------------------------------------------------------------------
 
@@ -255,7 +259,8 @@ class Supervisor:
 
     def _examine(self, incident: str) -> None:
         death = self.life.death if self.life is not None else None
-        work = examine(incident, death, self.flight.record, self.store, self._settled, self.run_dir.path)
+        gather = functools.partial(self.bench.gather, self.life.spec, [line.text for line in self._lines]) if self.life else list
+        work = examine(incident, death, self.flight.record, self.store, self._settled, self.run_dir.path, gather, self.bench.caught)
         self.start_task(work, "aftermath", None)
 
     async def _settled(self) -> None:
@@ -288,7 +293,7 @@ class Supervisor:
         else:
             if self.state.uses_gpu:
                 spec = replace(spec, env={**spec.env, **self.cards.environment()})
-            self.post(ev.Planned(effect.generation, spec))
+            self.post(ev.Planned(effect.generation, self.bench.make_room(self.bench.fit(spec, effect.generation))))
 
     def _spawn(self, effect: ev.Spawn) -> None:
         self.run_dir.remove_engine_sockets()
@@ -325,7 +330,8 @@ class Supervisor:
         if not self.config.engine.warm_spare:
             return Wish(None, why_not="none: engine.warm_spare is false")
         try:
-            spec = self.backend.launch_spec(self.config, state.rung, state.generation + 1, self.run_dir.path).spare
+            plain = self.backend.launch_spec(self.config, state.rung, state.generation + 1, self.run_dir.path)
+            spec = self.bench.fit(plain, state.generation + 1).spare
         except ApplianceError as error:
             return Wish(None, why_not=f"none: {error}")
         return Wish(spec, state.answering, "" if spec is not None else f"none: the {self.backend.name} engine cannot have one")
@@ -345,12 +351,8 @@ class Supervisor:
         problems = {"kernel_log": self.kernel_log.problem, "incidents": self.store.problem}
         if self.state.uses_gpu:
             problems["nvml"] = self.gpu.nvml_problem
-        heard = {name: {"ok": problem is None, "detail": problem or "works"} for name, problem in problems.items()}
-        held = (
-            "each engine is held by a cgroup of its own" if self.delegation else "no cgroup is delegated: engines are held by their session"
-        )
-        cards = {"ok": not self.cards.lost, "detail": "; ".join(filter(None, (self.cards.words, self.gpu.words)))}
-        return heard | {"gpu": cards, "cgroup": {"ok": self.delegation is not None, "detail": held}, "warm_spare": self.spares.sensor}
+        others = {"warm_spare": self.spares.sensor, "forensics": self.bench.sensor}
+        return sensors_of(problems, self.cards, self.gpu.words, delegated=self.delegation is not None) | others
 
     def reload(self, config: Config) -> tuple[Change, ...]:
         """Take over what can be taken over; says what changed and when it counts."""
@@ -359,11 +361,6 @@ class Supervisor:
         self.post(ev.SettingsChanged(MachineSettings.of(self.config), self.budget.ladder(self.config)))
         self.spares.look()
         return found
-
-    @property
-    def last_incident(self) -> dict[str, Any] | None:
-        """As `status` tells it: without evidence."""
-        return self.casework.last_incident
 
     @property
     def model_name(self) -> str:
@@ -400,7 +397,3 @@ class Supervisor:
     def _publish(self, publication: Publication) -> None:
         self.board.post(publication)
         self.notifier.status(publication.reason)
-
-
-def _log_engine_line(generation: int, line: LogLine) -> None:
-    log.info(line.text, engine=generation)

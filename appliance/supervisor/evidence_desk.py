@@ -112,6 +112,11 @@ class EvidenceDesk:
         """supervisor.start_deadline_s has passed."""
         self._fact(Source.PROBE, deadline_words(deadline_s), {"kind": "late", "deadline_s": deadline_s})
 
+    def add_stacks(self, lines: Sequence[str]) -> None:
+        """What py-spy said of a hung engine."""
+        for line in lines:
+            self._fact(Source.STACK, line, {"kind": "py-spy"})
+
     def add_ending(self, text: str) -> None:
         """Its own /health said that it stops."""
         self._fact(Source.PROBE, text, {"kind": "ending"})

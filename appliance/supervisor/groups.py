@@ -69,6 +69,8 @@ class SessionGroup:
         """Its session is the group."""
         self._leader = proc_table.read_stat(pid)
         self._leaders.add(pid)
+        if self._leader is not None:
+            self._seen.add((pid, self._leader.start_ticks))
 
     def becomes_engine(self) -> None:
         """It answers for orphans."""
@@ -162,6 +164,7 @@ class CgroupGroup:
 
     def started(self, pid: int) -> None:
         """It has joined by itself."""
+        self._seen.add(pid)
 
     def becomes_engine(self) -> None:
         """It stays where it is."""

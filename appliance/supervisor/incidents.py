@@ -65,6 +65,11 @@ class IncidentStore:
         self.problem: str | None = None
         """Why the database cannot be used now; None while it can."""
 
+    @property
+    def folder(self) -> Path:
+        """The state folder."""
+        return self._path.parent
+
     def load(self) -> Memory:
         """Blocking, once, at the start. An unusable database is an empty memory and a `problem`."""
         return self._worker.submit(self._load).result()

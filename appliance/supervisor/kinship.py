@@ -62,6 +62,10 @@ class Kinship:
         """Who is there now is remembered. One pass over /proc where the engine has no control group of its own."""
         with contextlib.suppress(OSError):  # its control group is gone, and with it whoever was in there
             self._names |= {stat.name for stat in self._group.survivors()} & _RUNTIMES
+        self.note()
+
+    def note(self) -> None:
+        """Who was seen by anybody until now is remembered, also when the group is gone."""
         self._pids |= self._group.seen
 
     def of_engine(self, line: str) -> bool | None:

@@ -24,6 +24,7 @@ from appliance.supervisor.loading import Stall
 from appliance.supervisor.log_ring import LogLine, LogRing
 from appliance.supervisor.probe import Counters, Listener, Prober, ProbeSettings, prove
 from appliance.supervisor.process import EngineProcess, ExitStatus, spawn
+from appliance.supervisor.py_spy import stacks_of
 from appliance.supervisor.spare import SURVIVE_S, Spare
 from appliance.supervisor.vitals import read_vitals
 
@@ -34,6 +35,10 @@ log = structlog.get_logger()
 Post = Callable[[ev.Event], None]
 Start = Callable[[Coroutine[Any, Any, None], str, ev.Event | None], asyncio.Task[None]]
 """Run a coroutine; if it fails by a defect of ours, the event is posted so that the machine does not wait for ever."""
+
+
+def _log_line(generation: int, line: LogLine) -> None:
+    log.info(line.text, engine=generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Surroundings:
     post: Post
     start: Start
     fatal: Callable[[str], str | None]
-    log: Callable[[int, LogLine], None]
+    log: Callable[[int, LogLine], None] = _log_line
     namespaces: Namespaces = field(default_factory=Namespaces.ours)
 
 
@@ -110,7 +115,7 @@ class EngineLife:
     def _watch(self, process: EngineProcess) -> None:
         self._process = process
         self._kin = Kinship(process.group, self.spec.argv[0], self._around.namespaces)
-        self._kin.look()
+        self._kin.note()
         self._desk.know(self._kin)
         listener = Listener(ready=self._on_ready, progress=self._on_progress, hung=self._on_hang, ending=self._on_ending)
         self._prober = Prober(self.spec, self._probes, self._fallback, process.cpu_s, listener, lambda: process.is_unread)
@@ -213,6 +218,8 @@ class EngineLife:
         self._stop_proving()
         self._stop_probing()
         if self._process is not None:
+            if self._kin is not None:
+                self._kin.note()
             self._process.close()
             self._process = None
 
@@ -229,6 +236,8 @@ class EngineLife:
 
     async def _end(self, process: EngineProcess, for_stacks: bool, survive_s: float) -> None:
         told_stuck = False
+        if for_stacks and self.spec.forensic and process.exit is None:
+            self._desk.add_stacks(await stacks_of(self.spec.argv[0], self.pids))
         while (survivors := await process.end(survive_s, for_stacks=for_stacks)) is not None:
             if not told_stuck:
                 self._post(ev.GroupStuck(self.generation, survivors))
@@ -262,8 +271,6 @@ class EngineLife:
             self._settled.set()  # _take_over sees to it
             return
         self._settled.set()
-        if self._kin is not None:
-            self._kin.look()
         self._desk.add_exit(status, frozenset(self._our_signals))
         if self._watch_outside is not None:
             self._watch_outside.count_oom_kills()

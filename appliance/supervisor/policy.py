@@ -127,9 +127,9 @@ TABLE: dict[Cause, Row] = {
     Cause.P2P_UNSAFE: Row(Response.SAFER, _MUST_BE_OFF),
     Cause.ENGINE_WATCHDOG: _CHANCE,
     Cause.ENGINE_RPC_TIMEOUT: _CHANCE,
-    Cause.SEGFAULT_NATIVE: _CHANCE,
     # The next start finds files read and kernels compiled; how many there may be, supervisor.start_failures_max says.
     Cause.START_TIMEOUT: _OUTSIDE,
+    Cause.SEGFAULT_NATIVE: _CHANCE,
     Cause.SIGILL_CPU: _PERSON,
     Cause.EXTERNAL_SIGTERM: _OUTSIDE,
     Cause.CLIENT_DISCONNECT_CRASH: _CHANCE,
@@ -155,13 +155,13 @@ TABLE: dict[Cause, Row] = {
     Cause.UNSUPPORTED_ARCH: _PERSON,
     Cause.DISK_FULL: Row(Response.WAIT),
     Cause.FD_EXHAUSTED: _CHANCE,
-    Cause.SD_WATCHDOG: _OUTSIDE,
     Cause.ENGINE_CONFIG: _PERSON,
     Cause.BAD_NUMBERS: _CHANCE,
+    Cause.SD_WATCHDOG: _OUTSIDE,
     Cause.SD_START_LIMIT: _PERSON,
     Cause.SD_STOP_TIMEOUT: _OUTSIDE,
-    # The engine is gone and nothing points to a crash: the service still has to come back.
     Cause.SUPERVISOR_DIED: _OUTSIDE,
+    # The engine is gone and nothing points to a crash: the service still has to come back.
     Cause.OK_NORMAL: _OUTSIDE,
     Cause.OK_SHUTDOWN: _OUTSIDE,
     Cause.OK_CLIENT_DISCONNECT: _OUTSIDE,

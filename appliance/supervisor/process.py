@@ -8,6 +8,7 @@ import ctypes
 import fcntl
 import functools
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -32,6 +33,7 @@ OOM_SCORE_ADJ = 300
 """When memory runs out the engine is to die, not the gateway, not applianced, not the owner's shell."""
 SPARE_OOM_SCORE_ADJ = 900
 """And before the engine its spare, which nobody misses."""
+CORE_MAX_BYTES = 2 * 1024**3
 PIPE_BYTES = 1024**2
 _IGNORED_BY_SHELLS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """In what they start with `&` or nohup; that would be inherited down to the engine, which then survives kill -QUIT."""
@@ -79,7 +81,7 @@ def spawn(
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=functools.partial(_in_child, os.getpid(), group, score),
+            preexec_fn=functools.partial(_in_child, os.getpid(), group, score, spec.forensic == spec.cwd),
         )
     except (OSError, subprocess.SubprocessError) as error:
         os.close(ours)
@@ -90,7 +92,7 @@ def spawn(
     return EngineProcess(popen, ours, group, ring, on_lines, on_exit)
 
 
-def _in_child(parent: int, group: Group, oom_score_adj: int) -> None:
+def _in_child(parent: int, group: Group, oom_score_adj: int, dumps_core: bool) -> None:
     """Between fork and exec: die with the parent, join the group, and be the one that the OOM killer takes."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -99,6 +101,17 @@ def _in_child(parent: int, group: Group, oom_score_adj: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     group.join()
     _set_oom_score_adj("self", oom_score_adj)
+    if dumps_core:
+        _allow_core()
+
+
+def _allow_core() -> None:
+    """Stacks and heaps, no files and no shared memory (weights); as large as we may, and no larger than CORE_MAX_BYTES."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    size = CORE_MAX_BYTES if hard == resource.RLIM_INFINITY else min(hard, CORE_MAX_BYTES)
+    resource.setrlimit(resource.RLIMIT_CORE, (size, hard))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/coredump_filter").write_text("0x11")  # core(5): anonymous private mappings, ELF headers
 
 
 def _set_oom_score_adj(process: str, value: int) -> None:

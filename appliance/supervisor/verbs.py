@@ -59,7 +59,7 @@ class Verbs:
             "proof": supervisor.budget.status(supervisor.config, state.rung),
             "limits": to_json(state.limits),
             "restarts": state.restarts,
-            "last_incident": supervisor.last_incident,
+            "last_incident": supervisor.casework.last_incident,
             "uptime_s": round(time.time() - supervisor.began_s, 3),
             "state_for_s": round(time.monotonic() - state.since_s, 3),
             "sensors": supervisor.sensors(),
@@ -122,7 +122,7 @@ class Verbs:
 
     def _complete_incident(self, shapes: Sequence[InflightRequest]) -> None:
         """The gateway notices a death when we do, and its report mostly comes after the incident was recorded."""
-        incident = self._supervisor.last_incident
+        incident = self._supervisor.casework.last_incident
         if incident is None or incident["inflight"]:
             return
         lost = [inflight_to_json(shape) for shape in shapes if shape.generation == incident["generation"]]

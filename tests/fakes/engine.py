@@ -12,6 +12,7 @@ Token n of an answer is " t<n>", so a test knows every byte to expect. `POST /fa
     {"kind": "eat"}                           takes memory until somebody ends it, or it gets no more
     {"kind": "write", "path": "..."}          writes there; on a frozen disk that is for ever, in the kernel
     {"kind": "flood", "lines": 50000}         prints so many lines at once
+    {"kind": "dump"}                          leaves what CUDA and torch would, where its environment says; then "exit"
     {"kind": "refuse"}                        answers /health and gives 500 to every prompt
     {"kind": "script", "steps": [...]}        several of these in turn; {"kind": "wait", "s": 65} among them
 """
@@ -23,6 +24,7 @@ import asyncio
 import faulthandler
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -151,6 +153,8 @@ class FakeEngine:
             self.flowing.clear()
         elif kind == "eat":
             eat()
+        elif kind == "dump":
+            dump()
         elif kind == "write":
             Path(fault["path"]).write_bytes(b"x" * 4096)
         elif kind == "flood":
@@ -161,6 +165,16 @@ class FakeEngine:
             time.sleep(3600)
         elif kind == "deaf" and self.server is not None:
             self.server.close()
+
+
+def dump() -> None:
+    """A core dump of a faulting kernel, and one rank's last collectives."""
+    if "CUDA_COREDUMP_FILE" in os.environ:
+        Path(os.environ["CUDA_COREDUMP_FILE"].replace("%p", str(os.getpid()))).write_bytes(b"\x7fELF" + bytes(5000))
+        frames = [{"name": "all_reduce", "filename": "/engine/parallel_state.py", "line": 412}]
+        common = {"profiling_name": "nccl:all_reduce", "input_sizes": [[1, 4096]], "frames": frames}
+        entries = [{**common, "collective_seq_id": 811, "state": "completed"}, {**common, "collective_seq_id": 812, "state": "started"}]
+        Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "0").write_bytes(pickle.dumps({"version": "2.9", "entries": entries}))
 
 
 def eat() -> None:

@@ -136,7 +136,7 @@ async def test_a_card_that_falls_off_the_bus_parks(tmp_path: Path) -> None:
         await reach(supervisor, EngineState.SERVING)
         box.kmsg.write_text(record(77, XID_79))
         await reach(supervisor, EngineState.PARKED)
-        incident = supervisor.last_incident
+        incident = supervisor.casework.last_incident
         assert incident is not None
         assert incident["diagnosis"]["cause"] == "gpu_off_bus"
         assert incident["diagnosis"]["root"]["text"] == XID_79
@@ -151,7 +151,7 @@ async def test_nvml_may_be_the_first_to_know(tmp_path: Path) -> None:
         await reach(supervisor, EngineState.SERVING)
         box.nvml.order("lost 0")
         await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the second life serves")
-        incident = supervisor.last_incident
+        incident = supervisor.casework.last_incident
         assert incident is not None
         assert (incident["diagnosis"]["cause"], incident["action"]["kind"]) == ("gpu_off_bus", "use_remaining_gpu")
         assert incident["diagnosis"]["root"]["source"] == "nvml"
@@ -259,7 +259,7 @@ async def test_the_other_card_goes_on_alone(tmp_path: Path) -> None:
         box.kmsg.write_text(record(77, XID_79) + record(78, again))
         await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the second life serves")
         box.nvml.calls()
-        incident = supervisor.last_incident
+        incident = supervisor.casework.last_incident
         assert incident is not None
         assert (incident["diagnosis"]["cause"], incident["action"]["kind"]) == ("gpu_off_bus", "use_remaining_gpu")
         assert supervisor.life is not None
@@ -269,8 +269,8 @@ async def test_the_other_card_goes_on_alone(tmp_path: Path) -> None:
         assert supervisor.state.generation == 2
         os.kill(supervisor.life.pid or 0, 9)
         await eventually(lambda: supervisor.state.generation == 3 and supervisor.state.answering, "the third life serves")
-        assert supervisor.last_incident is not None
-        assert supervisor.last_incident["diagnosis"]["cause"] == "killed_unknown"
+        assert supervisor.casework.last_incident is not None
+        assert supervisor.casework.last_incident["diagnosis"]["cause"] == "killed_unknown"
         assert not [call for call in box.nvml.calls() if call.endswith(" 0")]
         assert "0000:01:00 is not used" in supervisor.sensors()["gpu"]["detail"]
 

@@ -80,8 +80,8 @@ async def test_a_corpse_on_a_lost_card_holds_nobody_up(tmp_path: Path, disk: Fro
         box.kmsg.write_text(record(77, XID_79))
         await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the other card serves")
         assert state_of(corpse) == "D"
-        assert supervisor.last_incident is not None
-        assert supervisor.last_incident["action"]["kind"] == "use_remaining_gpu"
+        assert supervisor.casework.last_incident is not None
+        assert supervisor.casework.last_incident["action"]["kind"] == "use_remaining_gpu"
         disk.thaw()
         await eventually(lambda: proc_table.read_stat(corpse) is None, "the corpse is reaped when the kernel lets it go")
         assert supervisor.state.answering

@@ -1,0 +1,60 @@
+"""NCCL's flight recorder as torch writes it: a pickle of a dictionary, one file a rank. Read without running anything that is in it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any, NoReturn
+
+from appliance.core.errors import ApplianceError
+
+FRAMES = 3
+
+
+class TraceError(ApplianceError):
+    """No trace, or one that wants more than plain data."""
+
+
+class _PlainData(pickle.Unpickler):
+    """Numbers, texts, lists and dictionaries; a pickle that names anything else is refused."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+
+    def persistent_load(self, _pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to something outside itself")
+
+
+def read_trace(raw: bytes) -> list[str]:
+    """What is in it, in sentences: how far the collectives came, and where the first unfinished one was called.
+
+    Raises:
+        TraceError: it cannot be read as plain data.
+    """
+    try:
+        trace = _PlainData(io.BytesIO(raw)).load()
+    except Exception as error:  # a pickle is a program: whatever goes wrong in it is its own
+        raise TraceError(f"the trace cannot be read ({type(error).__name__}: {error})") from error
+    entries = trace.get("entries") if isinstance(trace, dict) else None
+    rows = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    if not rows:
+        return ["it holds no collectives"]
+    unfinished = [row for row in rows if row.get("state") != "completed"]
+    done = f"{len(rows) - len(unfinished)} of the last {len(rows)} collectives completed"
+    if not unfinished:
+        return [f"{done}; the last one was {_named(rows[-1])}"]
+    first = unfinished[0]
+    return [f"{done}; the first that did not is {_named(first)}, {first.get('state', 'in no known state')}{_called(first)}"]
+
+
+def _named(row: dict[Any, Any]) -> str:
+    sizes = row.get("input_sizes")
+    of = f" of {str(sizes)[:80]}" if sizes else ""
+    return f"{str(row.get('profiling_name', 'a collective'))[:80]} number {row.get('collective_seq_id', row.get('seq_id', '?'))}{of}"
+
+
+def _called(row: dict[Any, Any]) -> str:
+    given = row.get("frames")
+    frames = [frame for frame in given if isinstance(frame, dict)][:FRAMES] if isinstance(given, list) else []
+    words = [f"{frame.get('name')} ({str(frame.get('filename')).rpartition('/')[2]}:{frame.get('line')})" for frame in frames]
+    return f", called in {' < '.join(words)}" if words else ""
