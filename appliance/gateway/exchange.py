@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from appliance.core.launch import ContinuesBy
 from appliance.gateway import sse
@@ -23,15 +23,27 @@ WHOLE_MAX_BYTES = 8 * 1024**2
 """A longer answer is passed on before it is complete; until then a crash of the engine costs its client nothing."""
 PRELUDE_MAX_BYTES = 64 * 1024
 _NOT_READY_WORDS = (b"loading", b"starting", b"draining", b"not ready", b"unavailable_error")
+LAST_WORDS_S = 2.0
+"""An engine that dies (vLLM) may first tell its clients of an error. For so long its end is waited for; only then is it for them."""
 Take = Callable[[bytes], bytes]
 """Whole events of the engine's → what of them goes to the client."""
 
 
 class Exchange:
-    """`got_further` is called when a request has got further than any engine before has brought it; `stands_aside` is asked."""
+    """`got_further` is called when a request has got further than any engine before has brought it; `stands_aside` is asked.
 
-    def __init__(self, metrics: Metrics, got_further: Callable[[LiveRequest], None], stands_aside: Callable[[LiveRequest], bool]) -> None:
+    `outlives`: whether the life of this generation still serves after so many seconds.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        got_further: Callable[[LiveRequest], None],
+        stands_aside: Callable[[LiveRequest], bool],
+        outlives: Callable[[int, float], Awaitable[bool]],
+    ) -> None:
         self._metrics = metrics
+        self._outlives = outlives
         self._got_further = got_further
         self._stands_aside = stands_aside
 
@@ -74,6 +86,8 @@ class Exchange:
         held = b""
         while (data := await connection.read()) is not None:
             whole = framer.feed(data)
+            if sse.is_engine_failure(whole):
+                await self._hear_last_words(request, whole)
             told = take(whole) if whole else b""
             if not request.got_further:
                 self._watch(request, told, known)
@@ -136,6 +150,8 @@ class Exchange:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         if connection.status == 503 and _not_ready(body):
             raise UpstreamLost(LossKind.NOT_READY, body[:200].decode("utf-8", "replace"))
+        if connection.status == 500:
+            await self._hear_last_words(request, body)
         if connection.ends_by_close and not _is_whole(connection, body):
             raise UpstreamLost(LossKind.TRUNCATED, "the engine closed the connection inside its JSON")
         headers = downstream(connection.headers)
@@ -145,6 +161,11 @@ class Exchange:
             await client.finish()
             return
         await _deliver(request, client, connection.status, headers, body)
+
+    async def _hear_last_words(self, request: LiveRequest, words: bytes) -> None:
+        """Raises UpstreamLost where the engine dies of what it says; else it is for the client."""
+        if not await self._outlives(request.generation, LAST_WORDS_S):
+            raise UpstreamLost(LossKind.RESET, f"its last words: {words[:200].decode('utf-8', 'replace').strip()}")
 
     async def _pass_on(self, request: LiveRequest, client: Client, connection: Connection, parts: list[bytes]) -> None:
         """Too long to hold: from here on a loss breaks the client's connection, so that it does not look complete."""

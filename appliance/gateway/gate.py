@@ -165,6 +165,16 @@ class Gate:
             await self.news(due_s - self._loop.time())
         return life is not self.life
 
+    async def outlives(self, generation: int, timeout_s: float) -> bool:
+        """Whether a life that has just told of a failure of its own still serves; known when the time is over, or it is."""
+        due_s = self._loop.time() + timeout_s
+        while (serves := self._serves(generation)) and self._loop.time() < due_s:
+            await self.news(due_s - self._loop.time())
+        return serves
+
+    def _serves(self, generation: int) -> bool:
+        return self.standing is Standing.OPEN and self.life is not None and self.life.generation == generation
+
     async def incident_of(self, life: Life, timeout_s: float) -> str | None:
         """The incident that its end became; None when nobody says so in time."""
         due_s = self._loop.time() + timeout_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from typing import Any
 
 from appliance.gateway.envelope import Refused
@@ -30,6 +31,8 @@ _PRELUDE_TYPES = frozenset(
         "response.content_part.added",
     }
 )
+
+_FAILURE = re.compile(rb'data: \{"error".*"code": ?5\d\d\b')
 
 
 class Dialect(enum.Enum):
@@ -97,6 +100,11 @@ class Framer:
             return True
         events = _events(self._carry) or _events(self._last)
         return bool(events) and _ends(events[-1], dialect)
+
+
+def is_engine_failure(whole: bytes) -> bool:
+    """Whether an event is an error of the engine itself: SGLang and vLLM number it as HTTP does. It may be its last words."""
+    return b'data: {"error"' in whole and any(_FAILURE.match(event) for event in _events(whole))
 
 
 def is_prelude(whole: bytes) -> bool:

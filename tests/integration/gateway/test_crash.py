@@ -355,3 +355,22 @@ async def _until_health(running: GatewayProcess, status: int) -> Answer:
         assert time.monotonic() < due_s, answer.body
         await asyncio.sleep(0.02)
     return answer
+
+
+async def test_the_last_words_of_an_engine_that_dies_are_not_for_its_client(run_dir: Path) -> None:
+    """vLLM tells its clients of an error before it ends: the request goes to the next life. One that lives has its error passed on."""
+    words = json.dumps({"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}})
+    async with appliance(run_dir) as (running, scripted):
+        dying = asyncio.ensure_future(running.post({"do": "whole", "status": 500, "body": words, "delay_s": 0.3}))
+        await _in_flight(running, 1)
+        await asyncio.sleep(0.5)  # it has said them, and is not dead yet
+        assert not dying.done()
+        await scripted.crash()
+        await scripted.start_engine()
+        second = await dying
+        began_s = time.monotonic()
+        living = await running.post({"do": "whole", "status": 500, "body": words})
+    assert second.status == living.status == 500  # the next life says it too, and lives on
+    assert "EngineCore" in living.body.decode()
+    assert 1.5 < time.monotonic() - began_s < 10
+    assert scripted.reports[0]["kind"] == "upstream_lost"

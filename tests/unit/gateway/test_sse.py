@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.gateway.envelope import Refused
-from appliance.gateway.sse import EVENT_MAX_BYTES, Dialect, Framer, as_events, dialect_of, error_event, is_prelude
+from appliance.gateway.sse import EVENT_MAX_BYTES, Dialect, Framer, as_events, dialect_of, error_event, is_engine_failure, is_prelude
 
 DONE = b"data: [DONE]\n\n"
 
@@ -134,3 +134,21 @@ def test_the_path_says_the_dialect() -> None:
     assert dialect_of("/v1/responses") is Dialect.RESPONSES
     assert dialect_of("/v1/threads/runs") is Dialect.UNKNOWN
     assert {dialect_of(path) for path in ("/generate", "/v1/chat/completions", "/v1/completions")} == {Dialect.OPENAI}
+
+
+@pytest.mark.parametrize(
+    ("event", "fails"),
+    [
+        (
+            b'data: {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "param": null, "code": 500}}',
+            True,
+        ),
+        (b'data: {"error":{"object":"error","message":"x","type":"InternalServerError","code":503}}', True),
+        (b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}', False),
+        (b'data: {"error": {"message": "no", "type": "server_error", "code": "generation_failed"}}', False),
+        (b'data: {"choices": [{"delta": {"content": "{\\"error\\": {\\"code\\": 500}}"}}]}', False),
+    ],
+)
+def test_an_engines_own_failure_is_told_from_a_clients(event: bytes, fails: bool) -> None:
+    """SGLang and vLLM number theirs as HTTP does; what a model writes is never one."""
+    assert is_engine_failure(chat(content="a") + event + b"\n\n") is fails
