@@ -40,11 +40,11 @@ class ApiKey:
     sha256: str = key("", "Hash of the key, 64 hexadecimal digits.")
     priority: str = key("normal", "Class of its requests; one of them may ask for a lower one.", choices=PRIORITIES)
     monitor_only: bool = key(False, "May read /status and /metrics and nothing else.")
-    admin: bool = key(False, "May press the page's buttons, where gateway.admin_actions is on, and download the bundle of an incident.")
     max_concurrent: int = key(0, "Requests that the engine has at once.", minimum=0, maximum=100_000)
     max_queued: int = key(0, "Requests that wait at once.", minimum=0, maximum=100_000)
     requests_per_minute: int = key(0, "Requests accepted a minute.", minimum=0, maximum=10_000_000)
     tokens_per_minute: int = key(0, "Prompt and answer tokens a minute.", minimum=0, maximum=10_000_000_000)
+    admin: bool = key(False, "May press the page's buttons, where gateway.admin_actions is on, and download the bundle of an incident.")
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(ApiKey) if field.name != "name"}
