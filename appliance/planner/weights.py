@@ -96,7 +96,8 @@ def _text_tensors(config: Config, text: Config, kinds: Sequence[str]) -> Iterato
     yield from _times(sliding, attention_tensors(text, head_dim_of(text), kv_head_count(text)))
     yield from _times(wide, attention_tensors(text, full_head_dim(text), full_kv_heads(text), shared=bool(text.get("attention_k_eq_v"))))
     yield from _times(mixers, _mixer_tensors(text))
-    yield from _feed_forward_tensors(text, kinds)
+    dense = min(dense_layer_count(text, len(kinds)), len(kinds)) if expert_count(text) else len(kinds)
+    yield from _feed_forward_tensors(text, len(kinds), dense)
     yield Tensors("model.layers.0.input_layernorm", hidden * (2 * len(kinds) + 1), linear=False)
     yield from _per_layer_embeddings(text, len(kinds))
 
@@ -209,15 +210,15 @@ def mamba2_shape(text: Config) -> tuple[int, int, int, int]:
     return heads, inner, groups, int(text.get("mamba_d_state") or text.get("ssm_state_size") or 128)
 
 
-def _feed_forward_tensors(text: Config, kinds: Sequence[str]) -> Iterator[Tensors]:
+def _feed_forward_tensors(text: Config, layers: int, dense: int) -> Iterator[Tensors]:
+    """Of so many layers, `dense` of which have no experts."""
     hidden = int(text["hidden_size"])
     experts = expert_count(text)
-    dense = dense_layer_count(text, len(kinds)) if experts else len(kinds)
     matrices = 2 if text.get("model_type") == "nemotron_h" else 3  # up and down; or gate, up and down
     if dense:
         yield Tensors("model.layers.0.mlp.gate_proj", dense * matrices * hidden * dense_width(text))
     if experts:
-        sparse = len(kinds) - dense
+        sparse = layers - dense
         width = expert_width(text)
         yield Tensors("model.layers.0.mlp.experts.0.gate_proj", sparse * experts * matrices * hidden * width)
         yield Tensors("model.layers.0.mlp.gate", sparse * experts * hidden, linear=False)
@@ -282,9 +283,12 @@ def _draft_tensors(text: Config, draft_layers: int) -> Iterator[Tensors]:
     """A multi-token-prediction layer: a projection of two hidden states into one, then a layer as the others."""
     if draft_layers:
         hidden = int(text["hidden_size"])
+        dense = 0 if expert_count(text) else 1  # it stands behind the last layer, where the dense ones are long past (DeepSeek)
         yield Tensors("mtp.fc", draft_layers * 2 * hidden * hidden)
-        for group in (*attention_tensors(text, full_head_dim(text), full_kv_heads(text)), *_feed_forward_tensors(text, ("full",))):
-            yield Tensors(group.module.replace("model.", "mtp.", 1), group.elements * draft_layers, group.linear)
+        # DeepSeek's is quantised as the layers before it are; Qwen's is left alone.
+        prefix = "model." if text.get("num_nextn_predict_layers") else "mtp."
+        for group in (*attention_tensors(text, full_head_dim(text), full_kv_heads(text)), *_feed_forward_tensors(text, 1, dense)):
+            yield Tensors(group.module.replace("model.", prefix, 1), group.elements * draft_layers, group.linear)
 
 
 def _vision_tensors(vision: Config, text_hidden: int) -> Iterator[Tensors]:
