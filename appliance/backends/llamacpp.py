@@ -43,7 +43,7 @@ class LlamacppBackend:
     @property
     def voice(self) -> Voice:
         """/metrics counts batches. One of 512 tokens of a small model was seen to take 12 s on two busy cores."""
-        return Voice("/metrics", counters_of, "/props", limits_of, whole_batches=True)
+        return Voice("/metrics", counters_of, (("/props", limits_of),), whole_batches=True)
 
     def first_rung(self, config: Config) -> Rung:
         """As configured. A context of 0 is that of the file, which the engine reads."""

@@ -82,15 +82,14 @@ class Voice:
     Attributes:
         pulse_path: what is asked from then on; it must cost the engine nothing and its clients no time.
         counters: what the answer's body says.
-        limits_path: what is asked once; empty: the answer to the probe has said it.
-        limits: that answer's body, and what we assume → what it takes. None: `limits` in the body is an EngineLimits.
+        limits: what is asked once, in this order: a path, and how that answer's body and what is known so far become what it takes.
+            Empty: `limits` in the body of the probe's answer is an EngineLimits.
         whole_batches: its counters move once a batch, which may take long: while it computes, that is no hang before the ceiling.
     """
 
     pulse_path: str
     counters: Callable[[bytes], Counters]
-    limits_path: str = ""
-    limits: Callable[[bytes, EngineLimits], EngineLimits] | None = None
+    limits: tuple[tuple[str, Callable[[bytes, EngineLimits], EngineLimits]], ...] = ()
     whole_batches: bool = False
 
 

@@ -55,7 +55,7 @@ class SglangBackend:
     @property
     def voice(self) -> Voice:
         """/v1/loads is a snapshot of shared memory: it asks nothing of the scheduler, and its age tells whether that still turns."""
-        return Voice("/v1/loads?include=core", counters_of, "/server_info", limits_of)
+        return Voice("/v1/loads?include=core", counters_of, (("/server_info", limits_of),))
 
     def first_rung(self, config: Config) -> Rung:
         """As configured, said in full."""

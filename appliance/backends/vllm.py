@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from appliance.backends import installed
 from appliance.backends.full_rung import LinearState, configured_in_full
 from appliance.backends.model_folder import checked_folder
 from appliance.backends.native import served_name
-from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, plain_ids
+from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, count_in, json_object, plain_ids
 from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, version_in_use, words_of
 from appliance.config.schema import Config
 from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
@@ -20,6 +21,8 @@ from appliance.core.versions import Version
 
 DISTRIBUTION = "vllm"
 CHUNK_TOKENS = 2048
+FINDS_LENGTH = (0, 14)
+"""--max-model-len auto."""
 
 _ENVIRONMENT = OFFLINE | {
     "VLLM_NO_USAGE_STATS": "1",
@@ -49,11 +52,14 @@ class VllmBackend:
     @property
     def voice(self) -> Voice:
         """/metrics is answered by the front alone, from counters that each step of the engine sends it."""
-        return Voice("/metrics", counters_of, "/metrics", limits_of)
+        return Voice("/metrics", counters_of, (("/v1/models", length_of), ("/metrics", limits_of)))
 
     def first_rung(self, config: Config) -> Rung:
         """As configured, said in full."""
-        return configured_in_full(config, CHUNK_TOKENS, LinearState())
+        rung = configured_in_full(config, CHUNK_TOKENS, LinearState())
+        if config.engine.context_length_tokens or _version(config) < FINDS_LENGTH:
+            return rung
+        return replace(rung, context_length_tokens=0)  # as much as fits: it refuses to start with more
 
     def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
         """Its options and variables."""
@@ -112,13 +118,19 @@ def counters_of(body: bytes) -> Counters:
     )
 
 
+def length_of(body: bytes, assumed: EngineLimits) -> EngineLimits:
+    """Of /v1/models: --max-model-len, which it may have found itself."""
+    models = json_object(body).get("data")
+    length = count_in(models[0], "max_model_len") if isinstance(models, list) and models and isinstance(models[0], dict) else None
+    return replace(assumed, context_length_tokens=length or assumed.context_length_tokens)
+
+
 def limits_of(body: bytes, assumed: EngineLimits) -> EngineLimits:
     """The size of its cache is a label of /metrics."""
     found = _BLOCKS.search(body)
     labels = dict(_LABEL.findall(found[0])) if found is not None else {}
     tokens = int(_number(labels.get(b"num_gpu_blocks", b"0")) * _number(labels.get(b"block_size", b"0")))
-    context = assumed.context_length_tokens or tokens
-    return EngineLimits(assumed.model_id, context, assumed.max_running, tokens, continues_by=assumed.continues_by)
+    return replace(assumed, context_length_tokens=assumed.context_length_tokens or tokens, kv_tokens=tokens)
 
 
 def _number(text: bytes) -> float:

@@ -9,10 +9,14 @@ from appliance.config.schema import Config
 from appliance.core.errors import ApplianceError
 from appliance.core.plan import GpuFacts, MemoryPlan, ModelFacts, Rung
 from appliance.planner.calibration import Calibration, calibrated
+from appliance.planner.card_ladder import card_ladder
 from appliance.planner.engines import rules_of
 from appliance.planner.inputs import Measured, PlanInputs
 from appliance.planner.ladder import native_ladder
 from appliance.planner.model_files import model_facts
+
+_ON_CARDS = ("sglang", "vllm")
+"""Engines with a fraction of a card's memory and features to switch off."""
 
 
 def ladder_of(backend: Backend, config: Config, known: Calibration | None = None, room_bytes: int | None = None) -> tuple[Rung, ...]:
@@ -24,7 +28,8 @@ def ladder_of(backend: Backend, config: Config, known: Calibration | None = None
     """
     first = backend.first_rung(config)
     different: dict[tuple[object, ...], Rung] = {}
-    for rung in (first, *native_ladder(first)):
+    below = card_ladder if backend.name in _ON_CARDS else native_ladder
+    for rung in (first, *below(first)):
         different.setdefault(backend.told(config, rung), rung)
     rungs = tuple(replace(rung, index=index) for index, rung in enumerate(different.values()))
     if backend.name != "native" or not room_bytes:

@@ -117,14 +117,13 @@ class Prober:
             pause_s = min(pause_s * 1.05, READY_POLL_MAX_S)
 
     async def _limits_said(self, ready: Answer) -> EngineLimits:
-        voice = self._settings.voice
-        if voice.limits is None:
-            return limits_of(ready, self._fallback)
-        try:
-            answer = await exchange(self._spec.endpoint, voice.limits_path, self._settings.timeout_s)
-        except NoAnswer:
-            return self._fallback
-        return voice.limits(answer.body, self._fallback) if answer.status == 200 else self._fallback
+        readers = self._settings.voice.limits
+        known = self._fallback if readers else limits_of(ready, self._fallback)
+        for path, read in readers:
+            with contextlib.suppress(NoAnswer):
+                answer = await exchange(self._spec.endpoint, path, self._settings.timeout_s)
+                known = read(answer.body, known) if answer.status == 200 else known
+        return known
 
     async def _look(self, watch: hang.Watch) -> tuple[hang.Watch, hang.Hang | None]:
         asked_s = time.monotonic()

@@ -173,6 +173,9 @@ def test_vllms_metrics_tell_progress_and_the_cache() -> None:
     assert (found.running, found.waiting, found.progress, found.counts_requests) == (2, 1, 251_050, True)
     assert vllm.counters_of(VLLM_METRICS.replace(b"0.25", b"0.2503")).progress != found.progress
     assert vllm.limits_of(VLLM_METRICS, ASSUMED).kv_tokens == 65536
+    models = json.dumps({"object": "list", "data": [{"id": "demo", "max_model_len": 41776}]}).encode()
+    assert vllm.length_of(models, ASSUMED).context_length_tokens == 41776
+    assert vllm.length_of(b"{}", ASSUMED) == ASSUMED
     assert not vllm.counters_of(b"").counts_requests
 
 

@@ -45,3 +45,12 @@ def test_rungs_that_would_be_the_same_command_are_one() -> None:
     assert len(rungs(replace(Config(), engine=engine))) == 1
     ladder = rungs(replace(Config(), engine=replace(engine, command=("srv", "{socket}", "{max_running}"), max_running=8)))
     assert [(rung.index, rung.max_running) for rung in ladder] == [(0, 8), (1, 4), (2, 2), (3, 1)]
+
+
+def test_an_engine_on_a_card_has_a_fraction_and_features_to_give_up(tmp_path: Path) -> None:
+    """SGLang's rungs lower the fraction and switch things off; each is another command line."""
+    engine = EngineTable(backend="sglang", version="0.5.17", context_length_tokens=102_400)
+    ladder = rungs(replace(Config(), model=ModelTable(path=str(tmp_path)), engine=engine))
+    assert len(ladder) > 8
+    assert ladder[-1].mem_fraction < ladder[0].mem_fraction
+    assert "overlap_schedule" in ladder[-1].features_off

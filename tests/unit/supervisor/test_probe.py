@@ -150,7 +150,7 @@ async def test_an_engine_is_asked_in_its_own_words(tmp_path: Path) -> None:
         writer.write(ok({"n": 7}))
         writer.close()
 
-    voice = Voice("/pulse", lambda body: Counters(json.loads(body)["n"]), "/limits", lambda _, assumed: replace(assumed, kv_tokens=9))
+    voice = Voice("/pulse", lambda body: Counters(json.loads(body)["n"]), (("/limits", lambda _, assumed: replace(assumed, kv_tokens=9)),))
     listening = await asyncio.start_unix_server(talk, tmp_path / "s")
     try:
         settings = ProbeSettings(0.01, 1.0, HangLimits(5.0, 5.0), voice=voice)

@@ -1,0 +1,37 @@
+"""The fixed steps down, for engines on cards of which nothing was read."""
+
+from __future__ import annotations
+
+from appliance.core.plan import Rung
+from appliance.planner.card_ladder import card_ladder
+from appliance.planner.features import FEATURES
+
+FIRST = Rung(0, 0.93, 102_400, 2048, 4, "fp8_e4m3", state_slots=12)
+
+
+def test_each_step_asks_for_less_and_says_what_it_costs() -> None:
+    """Nothing ever asks for more; no two are the same; the first costs no context, the second is the article's cure."""
+    ladder = (FIRST, *card_ladder(FIRST))
+    asked = [(r.mem_fraction, r.context_length_tokens, r.prefill_chunk_tokens, r.max_running, -len(r.features_off)) for r in ladder]
+    assert [rung.index for rung in ladder] == list(range(len(ladder)))
+    assert all(all(now <= before for now, before in zip(*pair, strict=True)) for pair in zip(asked[1:], asked, strict=False))
+    assert len(set(asked)) == len(asked)
+    assert all(rung.gives_up and rung.gains for rung in ladder[1:])
+    assert (ladder[1].prefill_chunk_tokens, ladder[1].context_length_tokens) == (1024, 102_400)
+    assert ladder[2].mem_fraction == 0.91
+    assert all(rung.state_slots == 3 * rung.max_running for rung in ladder)
+
+
+def test_what_only_several_cards_or_a_drafter_have_is_switched_off_there() -> None:
+    """And nowhere else; every word is one that the planner knows."""
+    alone = frozenset().union(*(rung.features_off for rung in card_ladder(FIRST)))
+    both = Rung(0, 0.9, 4096, 2048, 4, "auto", tensor_parallel=2, draft_tokens=2)
+    together = frozenset().union(*(rung.features_off for rung in card_ladder(both)))
+    assert together - alone == {"p2p", "custom_all_reduce", "speculative"}
+    assert together <= set(FEATURES)
+
+
+def test_the_smallest_setting_has_little_below_it() -> None:
+    """Only what is switched off."""
+    least = Rung(0, 0.5, 1024, 256, 1, "auto")
+    assert {frozenset({"cuda_graph"}) <= rung.features_off or len(rung.features_off) == 1 for rung in card_ladder(least)} == {True}
