@@ -119,7 +119,7 @@ async def test_what_it_does_not_have_is_refused_by_name(folder: Path, change: Js
 async def test_an_answer_that_fails_inside_its_stream_says_so_in_an_event(folder: Path) -> None:
     """Named `error`, of type `error`, and nothing after it."""
     async with served(ScriptedEngine(), folder) as one:
-        one.engine.fail_after = 3
+        one.engine.fail_after, one.engine.step_s = 3, 0.05
         events = named(await one.post(PATH, {**BODY, "stream": True}))
     assert events[-1][0] == "error"
     assert events[-1][1]["type"] == "error"
