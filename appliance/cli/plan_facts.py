@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from appliance.cli.place import SYSTEM_STATE_DIR, Place, own_state_dir
 from appliance.core.plan import GpuFacts, ModelFacts
 from appliance.core.units import KIB, MIB, parse_bytes
-from appliance.planner.gpus import gpu_facts
+from appliance.planner.gpus import card_facts, gpu_facts
 from appliance.planner.inputs import PlanInputError
 
 AUTO = "auto"
@@ -74,11 +73,7 @@ def _first_card() -> GpuFacts:
         why = "nvidia-smi did not answer" if isinstance(error, subprocess.TimeoutExpired) else "no NVIDIA card answers here"
         raise PlanInputError(why, hint="name the card with --gpu, such as --gpu 24GiB or --gpu rtx3090") from error
     fields = [field.strip() for field in said.splitlines()[0].split(",")] if said.strip() else []
-    if len(fields) != 5 or not fields[1].isdigit() or not fields[2].isdigit():
+    if len(fields) != 5 or not fields[1].isdigit():
         raise PlanInputError("nvidia-smi lists no card", hint="name the card with --gpu, such as --gpu 24GiB")
     name, total, free, uuid, bus = fields
-    try:
-        facts = gpu_facts(name)
-    except PlanInputError:
-        facts = gpu_facts(f"{-(-int(total) // 1024)}GiB")
-    return replace(facts, name=name, uuid=uuid, pci_bus_id=bus, free_at_start_bytes=min(int(free) * MIB, facts.total_bytes))
+    return card_facts(name, int(total) * MIB, int(free) * MIB if free.isdigit() else int(total) * MIB, uuid, bus)

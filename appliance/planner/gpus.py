@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from appliance.core.plan import GpuFacts
 from appliance.core.units import GIB, format_bytes
@@ -57,6 +58,15 @@ def gpu_facts(named: str) -> GpuFacts:
         )
     visible_gib, capability = CARDS[short]
     return GpuFacts(short, round(visible_gib * GIB), compute_capability=capability)
+
+
+def card_facts(name: str, total_bytes: int, free_bytes: int, uuid: str, address: str) -> GpuFacts:
+    """The facts of a card that says these: what CUDA sees of it where we know the name, else what it sees of such a size."""
+    try:
+        facts = gpu_facts(name)
+    except PlanInputError:
+        facts = gpu_facts(f"{-(-total_bytes // GIB)}GiB")
+    return replace(facts, name=name, uuid=uuid, pci_bus_id=address, free_at_start_bytes=min(free_bytes, facts.total_bytes))
 
 
 def short_name(named: str) -> str:

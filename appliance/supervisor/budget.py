@@ -19,7 +19,7 @@ from appliance.core.diagnosis import Citation, Confidence, Diagnosis
 from appliance.core.errors import ModelError
 from appliance.core.evidence import Source
 from appliance.core.launch import EngineLimits, LaunchSpec
-from appliance.core.plan import Rung
+from appliance.core.plan import GpuFacts, Rung
 from appliance.core.units import format_bytes
 from appliance.planner.calibration import CPU, PREFIX, Calibration, Proof, Setting
 from appliance.planner.inputs import Measured
@@ -82,6 +82,7 @@ class Budget:
         self._known = {one.key: one for document in store.recall_all(PREFIX) if (one := _read(document)) is not None}
         self._engine = (backend.name, backend.version)
         self._place, self._model = CPU, ""
+        self._card: GpuFacts | None = None
         self._room_bytes: int | None = None
         self._learned = False
         self._cannot = ""
@@ -90,13 +91,17 @@ class Budget:
     def ladder(self, config: Config) -> tuple[Rung, ...]:
         """The rungs, with plans that stand on what was measured."""
         self._model = _identity(config)
-        return ladder_of(self._backend, config, self._now, self._room_bytes or room_before_start(os.getpid()))
+        return ladder_of(self._backend, config, self._now, self._card if self._backend.uses_gpu else self._machine())
 
-    def begin_life(self, config: Config, place: str) -> None:
+    def begin_life(self, config: Config, place: str, card: GpuFacts | None) -> None:
         """An engine is about to be started on the card of this UUID, or on "cpu", and the one before is gone."""
-        self._place, self._model = place, _identity(config)
+        self._place, self._card, self._model = place, card, _identity(config)
         self._room_bytes = room_before_start(os.getpid())
         self._cannot, self._learned = "", False
+
+    def _machine(self) -> GpuFacts | None:
+        room = self._room_bytes or room_before_start(os.getpid())
+        return GpuFacts("this machine", room, room) if room else None
 
     # -- proof runs ------------------------------------------------------------------------------------------------------
 
@@ -109,7 +114,7 @@ class Budget:
         mode = config.ladder.prove
         if mode in ("always", "change") and self._engine[0] == "custom":
             await self.learn(config, life, untouched=True)  # its log says which engine it is
-        roomy = _is_roomy(life.spec.rung)
+        roomy = _is_roomy(self._planned(config, life.spec.rung))
         if mode in ("off", "idle") or (mode == "change" and (roomy or self._settled(config, life.spec.rung, last=last))):
             self._post(ev.Proved(life.generation))
             return
@@ -147,6 +152,10 @@ class Budget:
         proof = self._now.proof_of(_setting(config, rung))
         return proof is not None and (proof.holds or last)
 
+    def _planned(self, config: Config, rung: Rung) -> Rung:
+        """The rung with a plan that stands on what is known by now."""
+        return next((now for now in self.ladder(config) if now.index == rung.index), rung)
+
     def _worst(self, config: Config, limits: EngineLimits) -> WorstCase | None:
         worst = self._backend.worst_prompt(config, limits)
         if worst is None:
@@ -181,7 +190,7 @@ class Budget:
             self._keep_proof(config, Proof(setting, outcome.prompt_tokens, None, None, True, words, time.time()))
             self._post(ev.Proved(generation))
         else:
-            plan, reading = life.spec.rung.plan, outcome.reading
+            plan, reading = self._planned(config, life.spec.rung).plan, outcome.reading
             verdict = judge(reading, plan.activation_peak_bytes if plan is not None else None)
             proof = Proof(
                 setting, outcome.prompt_tokens, reading.peak_bytes, reading.left_bytes, verdict.holds, verdict.sentence, time.time()

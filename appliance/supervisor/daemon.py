@@ -298,7 +298,8 @@ class Supervisor:
     def _spawn(self, effect: ev.Spawn) -> None:
         self.run_dir.remove_engine_sockets()
         self.desk.begin_life(self.cards.lost)
-        self.budget.begin_life(self.config, self.cards.first_uuid if self.state.uses_gpu else CPU)
+        place = self.cards.first_uuid if self.state.uses_gpu else CPU
+        self.budget.begin_life(self.config, place, self.gpu.card(place))
         self.desk.add_launch(launch_facts(self.config, effect.spec))
         life = EngineLife(effect.generation, effect.spec, self._around)
         self.life = life

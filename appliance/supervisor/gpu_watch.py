@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
@@ -10,11 +11,14 @@ import structlog
 
 from appliance.backends import Backend
 from appliance.config.schema import Config
+from appliance.core.errors import ApplianceError
+from appliance.core.plan import GpuFacts
 from appliance.core.units import MIB, format_bytes
 from appliance.gpu import readiness
 from appliance.gpu.cards import Roots, cards_on_bus
 from appliance.gpu.lost_cards import LossReader, card_named_in, silences_card
 from appliance.gpu.nvml import NvmlGpu, NvmlReader, NvmlReport
+from appliance.planner.gpus import card_facts
 from appliance.supervisor import events as ev
 from appliance.supervisor import proc_table
 from appliance.supervisor.card_ledger import CardLedger
@@ -52,6 +56,7 @@ class GpuWatch:
         self._silenced: frozenset[str] = frozenset()
         self._empty_bytes: dict[str, int] = {}
         """In use on each card while no engine of ours was alive."""
+        self._empty: tuple[NvmlGpu, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self.words = "not looked at yet"
         """What was found last, for the status."""
@@ -97,6 +102,14 @@ class GpuWatch:
                 self._post(ev.GpuLost(f"NVML says that the card at {address} is lost"))
         return report
 
+    def card(self, uuid: str) -> GpuFacts | None:
+        """What a card said of itself while no engine was on it; None where it was not asked."""
+        for gpu in self._empty:
+            if gpu.uuid == uuid:
+                with contextlib.suppress(ApplianceError):  # too small for any model
+                    return card_facts(gpu.name, gpu.total_bytes, gpu.free_bytes, gpu.uuid, gpu.address)
+        return None
+
     async def look(self) -> Look | None:
         """What is free on each card; None where NVML does not say."""
         report = await self.ask_nvml()
@@ -139,7 +152,8 @@ class GpuWatch:
 
     async def _ask_without_engine(self) -> NvmlReport:
         report = await self.ask_nvml()
-        self._empty_bytes |= {gpu.address: gpu.used_bytes for gpu in report.gpus if gpu.problem is None}
+        self._empty = tuple(gpu for gpu in report.gpus if gpu.problem is None)
+        self._empty_bytes |= {gpu.address: gpu.used_bytes for gpu in self._empty}
         return report
 
     async def _until_memory_is_back(self) -> None:

@@ -16,6 +16,7 @@ import pytest
 from appliance import diagnosis
 from appliance.config.schema import Config, DiagnosisTable, EngineTable, SupervisorTable
 from appliance.core.states import EngineState
+from appliance.core.units import GIB
 from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import events as ev
 from appliance.supervisor.daemon import Supervisor
@@ -45,12 +46,14 @@ class Box:
         self.nvml = FakeNvml(folder / "nvml", cards)
         self.kmsg = folder / "kmsg"
         self.supervised = 0
+        self.engine: tuple[str, ...] = ()
+        """More words of its command line."""
         os.mkfifo(self.kmsg)
 
     @asynccontextmanager
     async def supervising(self) -> AsyncIterator[Supervisor]:
         """A supervisor in this process, stopped at the end."""
-        engine = EngineTable(backend="custom", command=(sys.executable, str(FAKE_ENGINE), "--socket", "{socket}"))
+        engine = EngineTable(backend="custom", command=(sys.executable, str(FAKE_ENGINE), "--socket", "{socket}", *self.engine))
         watched = SupervisorTable(auto_reboot="always", reboot_command=("/bin/sh", "-c", f"echo x >> {self.folder}/reboots"))
         config = replace(Config(), engine=engine, diagnosis=DiagnosisTable(kernel_log=str(self.kmsg)), supervisor=watched)
         self.supervised += 1
@@ -290,3 +293,34 @@ async def test_other_kernel_messages_end_nothing(tmp_path: Path) -> None:
         await eventually(lambda: any(item.text == "the last line" for item in supervisor.desk.collect(())), "the log was read")
         await asyncio.sleep(0)
         assert supervisor.state.state is EngineState.SERVING
+
+
+async def test_a_card_is_proved_by_what_nvml_sees_of_the_longest_prompt(tmp_path: Path) -> None:
+    """The engine is asked for a prompt of its whole context while NVML is sampled: with 3 GiB taken and 4 left it is served, with the peak
+    in the status; the next time nearly nothing is left: it never serves on that rung, and the next one is proved instead."""
+    box = Box(tmp_path, 1, nodes=True)
+    box.engine = ("--max-running", "{max_running}", "--step-s", "0.3", "--context-length", "4096")
+    total = 24 * GIB
+    box.nvml.order(f"used 0 {total - 7 * GIB}")
+    async with box.supervising() as supervisor:
+        await eventually(lambda: "prompt of 4,088 tokens" in supervisor.state.sentence, "the longest prompt")
+        assert supervisor.state.state is EngineState.PROVING
+        box.nvml.order(f"used 0 {total - 4 * GIB}")
+        await reach(supervisor, EngineState.SERVING)
+        proof = supervisor.budget.status(supervisor.config, supervisor.state.rung)
+        assert (proof["proved"], proof["peak_bytes"], proof["left_bytes"]) == (True, 3 * GIB, 4 * GIB)
+        assert "the card at 0000:01:00" in proof["detail"]
+        box.nvml.order(f"used 0 {total - 7 * GIB}")
+        await supervisor.obey(ev.RestartRequested("another rung", rung=1))
+        await eventually(
+            lambda: supervisor.state.generation == 2 and "prompt of" in supervisor.state.sentence, "the next one is proved too"
+        )
+        box.nvml.order(f"used 0 {total - GIB // 4}")
+        await eventually(lambda: supervisor.state.generation == 3 and "prompt of" in supervisor.state.sentence, "a third life")
+        box.nvml.order(f"used 0 {total - 7 * GIB}")
+        await eventually(lambda: supervisor.state.answering, "it serves")
+        assert supervisor.state.history.rung == 2
+        incident = supervisor.casework.last_incident
+        assert incident is not None
+        assert (incident["diagnosis"]["cause"], incident["action"]["kind"]) == ("ok_degraded", "restart_safer")
+        assert "only 256.00 MiB" in incident["diagnosis"]["sentence"]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from appliance.backends import backend_of
 from appliance.config.schema import Config, EngineTable, ModelTable
 from appliance.core.plan import Rung
+from appliance.core.units import GIB
+from appliance.planner.calibration import Calibration, Proof, Setting
+from appliance.planner.gpus import gpu_facts
+from appliance.planner.inputs import Measured
 from appliance.supervisor.ladder import ladder_of
+from tests.unit.planner import shapes
 
 
 def rungs(config: Config) -> tuple[Rung, ...]:
@@ -54,3 +60,35 @@ def test_an_engine_on_a_card_has_a_fraction_and_features_to_give_up(tmp_path: Pa
     assert len(ladder) > 8
     assert ladder[-1].mem_fraction < ladder[0].mem_fraction
     assert "overlap_schedule" in ladder[-1].features_off
+
+
+def test_rungs_on_a_card_have_plans_that_stand_on_what_was_measured(tmp_path: Path) -> None:
+    """The chain of each rung at its own fraction and chunk; measured weights and free memory go into all of them, a proved peak is carried
+    over to each chunk by the formula."""
+    (tmp_path / "config.json").write_text(json.dumps(shapes.hybrid_27b()))
+    engine = EngineTable(backend="sglang", version="0.5.17", context_length_tokens=102_400, kv_dtype="fp8_e4m3", max_running=3)
+    config = replace(Config(), model=ModelTable(path=str(tmp_path)), engine=engine)
+    card = gpu_facts("rtx3090")
+    bare = ladder_of(backend_of(config), config, None, card)
+    assert all(rung.plan is not None and rung.plan.mem_fraction == rung.mem_fraction for rung in bare)
+    setting = Setting.of(bare[0])
+    known = Calibration(
+        "GPU-1", "sglang", "0.5.17", "m", measured=Measured(23 * GIB, 17 * GIB, source="the start of 07:00"), setting=setting,
+        proofs=(Proof(setting, 102_394, GIB, GIB, True, "as judged"),),
+    )  # fmt: skip
+    ladder = ladder_of(backend_of(config), config, known, card)
+    plans = [rung.plan for rung in ladder if rung.plan is not None]
+    assert {(plan.free_at_start_bytes, plan.weight_bytes) for plan in plans} == {(23 * GIB, 17 * GIB)}
+    assert plans[0].activation_peak_bytes == GIB
+    halved = next(rung.plan for rung in ladder if rung.prefill_chunk_tokens == ladder[0].prefill_chunk_tokens // 2)
+    assert halved is not None
+    assert 0.5 * GIB < halved.activation_peak_bytes < 0.75 * GIB
+
+
+def test_without_a_model_or_a_card_there_is_a_ladder_all_the_same(tmp_path: Path) -> None:
+    """Whoever starts the engine says what is missing."""
+    config = replace(Config(), model=ModelTable(path=str(tmp_path / "none")), engine=EngineTable(backend="sglang", version="0.5.17"))
+    assert all(rung.plan is None for rung in ladder_of(backend_of(config), config, None, gpu_facts("rtx3090")))
+    (tmp_path / "config.json").write_text("{")
+    config = replace(config, model=ModelTable(path=str(tmp_path)))
+    assert len(ladder_of(backend_of(config), config, None, gpu_facts("rtx3090"))) > 8
