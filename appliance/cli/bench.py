@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from appliance.cli.gateway_address import gateway_url, key_in
 from appliance.cli.place import Place, serving_state_dir
 from appliance.cli.printing import faint, fields, say, say_json, table
 from appliance.cli.verbs import Verb
@@ -57,7 +58,7 @@ def bench(place: Place, /, **options: Any) -> ExitCode:
 
     draw = random.Random(options["seed"])
     shapes = _recorded(place, draw, options) if options["from_traffic"] else _uniform(options)
-    target = Target(options["url"] or _gateway(place), options["model"], _key(options["api_key_file"]), options["timeout_s"])
+    target = Target(options["url"] or gateway_url(place), options["model"], key_in(options["api_key_file"]), options["timeout_s"])
     target.calibrate()
     began_s = time.monotonic()
     with click.progressbar(length=len(shapes), label="requests", hidden=options["as_json"], file=sys.stderr) as bar:
@@ -152,15 +153,3 @@ def _print(target: Target, shapes: Sequence[Shape], found: Mapping[str, Any]) ->
     table(("", "P50", "P95", "P99"), rows)
     for error, count in found["errors"].items():
         say(faint(f"{count} times: {error}"))
-
-
-def _gateway(place: Place) -> str:
-    gateway = place.load().config.gateway
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(gateway.host, gateway.host)
-    if not gateway.port:
-        raise ApplianceError("gateway.port = 0: the kernel has chosen the port", hint="say which with --url http://127.0.0.1:PORT")
-    return f"{'https' if gateway.tls_certificate else 'http'}://{host}:{gateway.port}"
-
-
-def _key(file: Path | None) -> str:
-    return file.read_text(encoding="utf-8").strip() if file is not None else ""

@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Serve in the foreground, without systemd or root."),
     "setup": ("setup", "Bring what is needed to serve."),
     "status": ("status", "What is going on, in words."),
+    "top": ("top", "What the page shows, in a terminal, live."),
     "doctor": ("doctor", "What about this machine will trouble an engine, and how to cure it."),
     "plan": ("plan", "How much context fits a card, and why."),
     "diagnose": ("diagnose", "Why it crashed: this box's last incident, or any log."),
@@ -25,7 +26,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "drain": ("lifecycle", "Finish what runs, take nothing new, stop the engine."),
     "resume": ("lifecycle", "Try again after the appliance gave up."),
     "runtime": ("runtime", "The engine's environments: which there are, which is in force."),
-    "bench": ("bench", "Send requests, and say how fast they are answered."),
     "bench": ("bench", "Send requests, and say how fast they are answered."),
     "config": ("config", "Check the configuration, or show what is in force."),
 }
