@@ -13,6 +13,7 @@ from appliance.backends.model_folder import checked_folder
 from appliance.backends.native import served_name
 from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, count_in, json_object, plain_ids
 from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, version_in_use, words_of
+from appliance.config.runtimes import installed_version
 from appliance.config.schema import Config
 from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
@@ -161,4 +162,4 @@ def _has_tokens(answer: Mapping[str, Any]) -> bool:
 
 
 def _version(config: Config) -> Version:
-    return version_in_use(config, installed.installed_version(config.engine.python, DISTRIBUTION))
+    return version_in_use(config, installed_version(config.engine.python, DISTRIBUTION))

@@ -82,6 +82,8 @@ def findings_of(config: Config, place: Place) -> Iterator[Finding]:
     yield from (finding for finding in check_engine(config, state_dir) if finding.level is not Level.OK)
     yield from configured.check_files(config)
     yield from configured.check_programs(config)
+    yield from configured.check_engine_of_others(config)
+    yield from configured.check_options(config)
     yield from configured.check_memory(config, Path(config.model.path) if config.model.path and not about_model else None)
     yield from configured.check_state_dir(state_dir)
     yield from configured.check_address(config)

@@ -87,6 +87,8 @@ def _check(config: Config, state_dir: Path, model: Path | None) -> None:
         *check_engine(config, state_dir),
         *configured.check_files(config),
         *configured.check_programs(config),
+        *configured.check_engine_of_others(config),
+        *configured.check_options(config),
         *configured.check_memory(config, model),
     )
     failed = [finding for finding in checks if finding.level is Level.FAIL]

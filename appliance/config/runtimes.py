@@ -79,3 +79,21 @@ def launch_python(configured: str) -> str | None:
         return configured or sys.executable
     runtime = current_runtime(python.parents[3])
     return str(runtime / "bin" / "python") if runtime is not None else None
+
+
+def installed_version(python: str, distribution: str) -> str:
+    """By the metadata beside its libraries; empty where there is none to be seen, and for no interpreter."""
+    name = distribution.replace("-", "_")
+    for libraries in libraries_of(python):
+        found = sorted(libraries.glob(f"{name}-*.dist-info"))
+        if found:
+            return found[-1].name.removeprefix(f"{name}-").removesuffix(".dist-info")
+    return ""
+
+
+def libraries_of(python: str) -> list[Path]:
+    """Where an interpreter's environment has its packages, without starting it."""
+    if not python:
+        return []
+    # Not resolved: bin/python of a virtual environment is a link to the system's interpreter.
+    return sorted(Path(python).absolute().parent.parent.glob("lib/python3*/site-packages"))

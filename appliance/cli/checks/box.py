@@ -43,6 +43,9 @@ def check_model(config: Config) -> Iterator[Finding]:
         return
     folder = Path(config.model.path)
     cure = "correct model.path, or bring the model again"
+    if config.engine.backend == "llamacpp" and folder.is_file():
+        yield ok("model", str(folder))
+        return
     try:
         names = {entry.name for entry in folder.iterdir()}
     except OSError as error:

@@ -11,14 +11,17 @@ import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from appliance import flags
 from appliance.cli.checks.machine import Finding, fail, warn
 from appliance.cli.place import SYSTEM_STATE_DIR
 from appliance.config import Config
 from appliance.config.api_keys import read_api_keys, read_fallback_key
 from appliance.config.certificates import load_pair
+from appliance.config.runtimes import installed_version, libraries_of
 from appliance.core.errors import ApplianceError, ConfigError
 from appliance.core.plan import GpuFacts
 from appliance.core.units import MIB, format_bytes
+from appliance.core.versions import version_of
 from appliance.listening import AddressTaken, bind, refuse_open
 
 STATE_WARN_BYTES = 64 * MIB
@@ -56,6 +59,33 @@ def check_programs(config: Config) -> Iterator[Finding]:
     if supervisor.auto_reboot != "never" and not (supervisor.reboot_command and _is_program(supervisor.reboot_command[0])):
         reason = f"supervisor.auto_reboot is {supervisor.auto_reboot!r} and {list(supervisor.reboot_command)!r} cannot be run"
         yield warn("supervisor.reboot_command", reason, "name the program that reboots this machine")
+
+
+def check_engine_of_others(config: Config) -> Iterator[Finding]:
+    """Whether SGLang, vLLM or llama.cpp is where the configuration says."""
+    engine = config.engine
+    if engine.backend == "llamacpp" and not _is_program(engine.program or "llama-server"):
+        what = f"{engine.program!r} is no program that can be run" if engine.program else "not set, and no llama-server is in PATH"
+        yield fail("engine.program", what, "write the whole path of llama-server")
+    if engine.backend in ("sglang", "vllm"):
+        has_engine = not libraries_of(engine.python) or installed_version(engine.python, engine.backend)
+        if not _is_program(engine.python) or not has_engine:
+            reason = f"{engine.python!r} is not the interpreter of an environment with {engine.backend}"
+            yield fail("engine.python", reason, f"name one that is, such as /opt/{engine.backend}/bin/python")
+
+
+def check_options(config: Config) -> Iterator[Finding]:
+    """What engine.extra_args says to an engine that others wrote."""
+    engine = config.engine
+    if engine.backend not in flags.ENGINES or engine.backend == "native":
+        return
+    rules = flags.rules_of(engine.backend)
+    version = version_of(engine.version or installed_version(engine.python, engine.backend), rules.newest)
+    for remark in rules.remarks(engine.extra_args, version):
+        if remark.is_refusal:
+            yield fail("engine.extra_args", remark.sentence, "do that, and remove it from engine.extra_args")
+        else:
+            yield warn("engine.extra_args", remark.sentence, "leave it out unless that is what you want")
 
 
 def check_memory(config: Config, model: Path | None) -> Iterator[Finding]:

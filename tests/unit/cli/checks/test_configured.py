@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from appliance.cli.checks import configured
+from appliance.cli.checks.box import check_model
 from appliance.cli.checks.machine import Finding, Level
 from appliance.config import Config, load_config
 from tests.fakes.small_disk import NEEDS_ROOT, small_disk
@@ -168,3 +169,38 @@ def test_a_warning_alone_is_no_failure(ctl: Ctl, tmp_path: Path, model: Path) ->
     assert said.code == 0
     assert "warn supervisor.on_park" in said.out
     assert said.out.rstrip().splitlines()[-1].startswith("ok ")
+
+
+def test_arguments_for_an_engine_of_others_are_judged(tmp_path: Path) -> None:
+    """What its parser would refuse, what is ours to set, and what is dangerous; other words pass."""
+    words = ["--disable-flashinfer", "--mem-fraction-static", "0.9", "--log-requests", "--tool-call-parser", "qwen3_coder"]
+    config = _config(engine__backend="sglang", engine__version="0.5.17", engine__extra_args=words)
+    gone, ours, danger = configured.check_options(config)
+    assert (gone.level, ours.level, danger.level) == (Level.FAIL, Level.FAIL, Level.WARN)
+    assert "--attention-backend triton" in gone.reason
+    assert "budget.mem_fraction" in ours.reason
+    assert "journal" in danger.reason
+    assert not list(configured.check_options(_config(engine__extra_args=["--anything"])))
+
+
+def test_an_engine_of_others_has_to_be_there(tmp_path: Path) -> None:
+    """llama-server by its path, the others by the interpreter of their environment."""
+    program = _only(configured.check_engine_of_others(_config(engine__backend="llamacpp", engine__program=str(tmp_path / "none"))))
+    assert (program.name, program.level) == ("engine.program", Level.FAIL)
+    python = tmp_path / "env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/true")
+    libraries = tmp_path / "env/lib/python3.11/site-packages"
+    libraries.mkdir(parents=True)
+    config = _config(engine__backend="vllm", engine__python=str(python))
+    assert "with vllm" in _only(configured.check_engine_of_others(config)).reason
+    (libraries / "vllm-0.32.0.dist-info").mkdir()
+    assert not list(configured.check_engine_of_others(config))
+
+
+def test_a_gguf_file_is_a_model_for_llama_cpp(tmp_path: Path) -> None:
+    """Its path is that of a file."""
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    finding = _only(check_model(_config(engine__backend="llamacpp", model__path=str(file))))
+    assert (finding.level, finding.reason) == (Level.OK, str(file))
