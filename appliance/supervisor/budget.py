@@ -40,6 +40,8 @@ ROOMY = 4.0
 doubt. No peak that we know of was planned worse than this."""
 QUIET_S = 15.0
 """Without a request for so long, an engine is idle, where supervisor.canary_s says nothing else."""
+TOKENS_MAX = 4_000_000
+"""A longer prompt would be tens of megabytes of our own memory."""
 LOOK_IDLE_S = 0.2
 SETTLE_S = 0.5
 """A connection that broke in a proof run is a death, mostly: its own evidence comes within so long."""
@@ -114,14 +116,14 @@ class Budget:
         mode = config.ladder.prove
         if mode in ("always", "change") and self._engine[0] == "custom":
             await self.learn(config, life, untouched=True)  # its log says which engine it is
-        roomy = _is_roomy(self._planned(config, life.spec.rung))
-        if mode in ("off", "idle") or (mode == "change" and (roomy or self._settled(config, life.spec.rung, last=last))):
+        rung = life.spec.rung
+        settled = mode == "change" and self._settled(config, rung, last=last)  # first: it is all that a recovery waits for
+        if mode in ("off", "idle") or settled or (mode == "change" and _is_roomy(self._planned(config, rung))):
             self._post(ev.Proved(life.generation))
             return
         await self.learn(config, life, untouched=True)
         worst = self._worst(config, limits)
         if worst is None:
-            self._cannot = "the engine does not say how long a prompt may be"
             self._post(ev.Proved(life.generation))
             return
         self._post(ev.WorstCaseBegun(life.generation, worst.prompt_tokens))
@@ -153,12 +155,20 @@ class Budget:
         return proof is not None and (proof.holds or last)
 
     def _planned(self, config: Config, rung: Rung) -> Rung:
-        """The rung with a plan that stands on what is known by now."""
+        """The rung with its plan; one that was made before the card had been looked at gets it now."""
+        if rung.plan is not None:
+            return rung
         return next((now for now in self.ladder(config) if now.index == rung.index), rung)
 
     def _worst(self, config: Config, limits: EngineLimits) -> WorstCase | None:
+        if max(limits.context_length_tokens, limits.max_prompt_tokens) > TOKENS_MAX:
+            self._cannot = (
+                f"the engine says that it takes {limits.context_length_tokens:,} tokens, and {TOKENS_MAX:,} are the most that we send"
+            )
+            return None
         worst = self._backend.worst_prompt(config, limits)
         if worst is None:
+            self._cannot = "the engine does not say how long a prompt may be"
             return None
         pool = Pool(worst.pool_bytes, worst.pool_bytes // limits.kv_tokens if limits.kv_tokens else 0)
         return WorstCase(worst.request, worst.tokens, config.supervisor.start_deadline_s, pool)

@@ -230,3 +230,28 @@ def test_llama_cpp_on_the_cpu_tells_its_terms_too() -> None:
     assert (terms.weight_bytes, terms.kv_pool_bytes, terms.activation_peak_bytes) == (96_573_850, 188_743_680, 22_554_870)
     both = LLAMA_ON_THE_CPU + "load_tensors:      CUDA0 model buffer size =  4155.99 MiB\n"
     assert measured_terms(read_startup_log(both)).weight_bytes == round(4155.99 * 2**20)
+
+
+NATIVE = """\
+[2026-11-30 06:34:52] INFO Listening on unix:/run/x/engine-1.sock.
+[2026-11-30 06:34:55] INFO Load weight begin. model=/models/SmolLM2-135M-Instruct
+[2026-11-30 06:34:55] INFO Load weight end. bytes=538060032 elapsed=0.00 s
+[2026-11-30 06:34:55] INFO KV cache is allocated. bytes=536870912 prompt_tokens=6976 answer_tokens=4656 block_tokens=16
+[2026-11-30 06:34:55] INFO The engine is ready. model=SmolLM2-135M-Instruct context_length_tokens=8192 max_running=8 kv_tokens=11632 \
+elapsed=3.15 s
+"""
+
+
+def test_the_built_in_engines_own_lines() -> None:
+    """They begin as SGLang's do, and are told from them; weights, pool and setting are compared with the plan's."""
+    log = read_startup_log(NATIVE)
+    assert log.engine == "native"
+    assert (measured_terms(log).weight_bytes, measured_terms(log).kv_pool_bytes) == (538_060_032, 512 * MIB)
+    model = shapes.facts(shapes.dense(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+                                      num_key_value_heads=3, head_dim=64, vocab_size=49152, max_position_embeddings=8192,
+                                      tie_word_embeddings=True))  # fmt: skip
+    asked = shapes.inputs(model, "23.56GiB", "native")
+    off = {row.name: row.off for row in compare(asked, log)}
+    assert abs(off["weights"]) < 0.002
+    assert off["KV tokens, given the measured terms"] == 0.0
+    assert as_started(asked, log).context_length_tokens == 8192
