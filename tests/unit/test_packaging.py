@@ -1,6 +1,8 @@
 """setup.cfg lists what the tree holds: a package that is forgotten there works in a checkout and is missing once installed."""
 
 import configparser
+import re
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -41,3 +43,14 @@ def _folder(package: str) -> Path:
 
 def _has_python(package: str) -> bool:
     return any(_folder(package).glob("*.py"))
+
+
+def test_make_run_installs_what_serving_needs_and_make_test_the_rest(tmp_path: Path) -> None:
+    """Whoever only wants to see it serve does not wait for transformers and linters."""
+
+    def installs(target: str) -> list[str]:
+        said = subprocess.run(["make", "-n", target, f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return re.findall(r"pip install --editable '(.+)'", said)
+
+    assert installs("run") == [".[engine]"]
+    assert installs("test")[-1] == ".[engine,test]"
