@@ -31,6 +31,8 @@ WATCHDOG_S = 10.0
 START_S = 60.0
 """For one that is not ready yet, as TimeoutStartSec= of the units."""
 LOOK_S = 0.5
+LATE_S = 2.0
+"""Who looks so late was held up himself, and judges nobody."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -66,6 +68,7 @@ class Session:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._publication: Publication | None = None
+        self._looked_s = time.monotonic()
         self._stop_requests = 0
         self._stop_requested_s = 0.0
         self._result = ExitCode.OK
@@ -162,10 +165,15 @@ class Session:
         """As systemd's watchdog does. Not while we stop: that has deadlines of its own."""
         if self._stop_requests:
             return
+        now_s = time.monotonic()
         self._notified()  # after a stop of our own (Ctrl-Z), the selector may say that nothing has come
+        late = now_s - self._looked_s > LATE_S  # the whole machine may have stood still, as a virtual one does for a snapshot
         for member in self._members:
-            if member.child.alive:
-                self._judge(member, time.monotonic())
+            if member.child.alive and late:
+                member.child.be_patient(now_s)
+            elif member.child.alive:
+                self._judge(member, now_s)
+        self._looked_s = now_s
         self._after(LOOK_S, self._look)
 
     def _judge(self, member: Member, now_s: float) -> None:
