@@ -222,6 +222,13 @@ class AdmissionTable:
         maximum=100_000_000,
         items=int,
     )
+    length_policy: str = key(
+        "reject",
+        "What is done with a prompt whose length does not go. reject: it is refused with 422. pad: one of a fused length gets a line break "
+        "more. truncate: that, and one that is too long loses its oldest messages, or the beginning of its text. any: the engine "
+        "judges. A prompt that was altered is marked in the answer's header x-appliance-prompt.",
+        choices=("reject", "pad", "truncate", "any"),
+    )
     assumed_answer_tokens: int = key(512, "Length of an answer whose request names no max_tokens.", minimum=1, maximum=10_000_000)
 
 

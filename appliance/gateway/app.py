@@ -121,7 +121,7 @@ class App:
             request = self._reception.accept(scope, client.request_id, body, route, key)
             account = client.account = self._reception.account(request)
             await self._fuse.check(request)
-            self._reception.counted(request)
+            self._reception.counted(request, len(body))
             try:
                 await self._answer(request, client)
             except asyncio.CancelledError:

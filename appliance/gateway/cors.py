@@ -8,7 +8,7 @@ from appliance.gateway.headers import Headers, value_of
 
 MAX_AGE_S = 600
 _METHODS = b"GET, POST, PUT, PATCH, DELETE"
-_EXPOSED = b"x-request-id, retry-after, x-appliance-fallback"
+_EXPOSED = b"x-request-id, retry-after, x-appliance-fallback, x-appliance-prompt"
 
 
 class Cors:

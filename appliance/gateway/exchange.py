@@ -25,6 +25,8 @@ PRELUDE_MAX_BYTES = 64 * 1024
 _NOT_READY_WORDS = (b"loading", b"starting", b"draining", b"not ready", b"unavailable_error")
 LAST_WORDS_S = 2.0
 """An engine that dies (vLLM) may first tell its clients of an error. For so long its end is waited for; only then is it for them."""
+ALTERED = b"x-appliance-prompt"
+"""Says that the prompt was altered, and how: padded, truncated."""
 Take = Callable[[bytes], bytes]
 """Whole events of the engine's → what of them goes to the client."""
 
@@ -57,6 +59,8 @@ class Exchange:
         way = way_on(request.progress, life.continues_by)
         if way is None:
             raise cannot_go_on(request, "the engine that took over cannot go on with it")
+        if request.altered and not client.status and value_of(client.extra, ALTERED) is None:
+            client.extra = [*client.extra, (ALTERED, request.altered.encode("ascii"))]
         request.way, request.got_further, request.notes.whole = way, False, 0
         request.by_message = life.continues_by is ContinuesBy.MESSAGE
         body, take, asked = _given(request, way)

@@ -16,6 +16,7 @@ from typing import Any
 from appliance.config.schema import AdmissionTable
 from appliance.core.launch import EngineLimits
 from appliance.gateway.envelope import Refused
+from appliance.gateway.fitting import Json, Make, longer, shorter
 from appliance.gateway.gate import Gate, Life, Standing
 from appliance.gateway.headers import upstream_head
 from appliance.gateway.inflight import LiveRequest
@@ -96,22 +97,65 @@ class Fuse:
         """The generation of an engine without the counting endpoint."""
 
     async def check(self, request: LiveRequest) -> None:
-        """Returns when the request may go on; a request is counted once, and judged by the limits of now.
+        """Returns when the request may go on, perhaps with another prompt; one is counted once, and judged by the limits of now.
 
         Raises:
             Refused: 422.
         """
-        if request.path not in COUNTED or request.method != "POST":
+        if request.path not in COUNTED or request.method != "POST" or self._admission.length_policy == "any":
             return
         limits = self._limits_now()
+        refused = None
         if request.prompt_tokens is None and must_count(len(request.body), limits):
-            await self._count(request)
-        if request.prompt_tokens is None:
+            refused = await self._count(request)
+        if request.prompt_tokens is not None:
+            refused = judge(request.prompt_tokens, limits, COUNTED[request.path])
+        if refused is None or await self._altered(request, limits, refused):
             return
-        refused = judge(request.prompt_tokens, limits, COUNTED[request.path])
-        if refused is not None:
-            self._metrics.fuse_trips[refused.code] += 1
-            raise refused
+        self._metrics.fuse_trips[refused.code] += 1
+        raise refused
+
+    async def _altered(self, request: LiveRequest, limits: Limits, refused: Refused) -> bool:
+        """Whether the prompt has been made one that goes. Not once an engine has begun to answer it: that was another prompt."""
+        policy = self._admission.length_policy
+        if policy == "reject" or request.attempt or (refused.code != "length_fused" and policy != "truncate"):
+            return False
+        document = json.loads(request.body)
+        if refused.code == "length_fused":
+            how = "padded"
+            made = await self._first_that_goes(request, limits, list(longer(request.path, document)))
+        else:
+            how = "truncated"
+            made = await self._least_that_goes(request, limits, shorter(request.path, document))
+        if made is None:
+            return False
+        request.body, request.prompt_tokens = made
+        request.altered = how
+        self._metrics.altered[how] += 1
+        return True
+
+    async def _first_that_goes(self, request: LiveRequest, limits: Limits, prompts: list[Json]) -> tuple[bytes, int] | None:
+        for document in prompts:
+            if (made := await self._tried(request, limits, document)) is not None:
+                return made
+        return None
+
+    async def _least_that_goes(self, request: LiveRequest, limits: Limits, ways: list[Make]) -> tuple[bytes, int] | None:
+        """What takes more is shorter: a search by halves."""
+        made, low, high = None, 0, len(ways)
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._tried(request, limits, ways[middle]())
+            if found is None:
+                low = middle + 1
+            else:
+                made, high = found, middle
+        return made
+
+    async def _tried(self, request: LiveRequest, limits: Limits, document: Json) -> tuple[bytes, int] | None:
+        body = json.dumps(document, separators=(",", ":")).encode()
+        tokens, refused = await self._counted(request, body)
+        return (body, tokens) if refused is None and tokens is not None and judge(tokens, limits, "") is None else None
 
     def _limits_now(self) -> Limits:
         publication = self._gate.view.publication
@@ -120,26 +164,30 @@ class Fuse:
             self._seen, self._limits = engine, limits_of(self._admission, engine)
         return self._limits
 
-    async def _count(self, request: LiveRequest) -> None:
-        """Sets `prompt_tokens`, if the engine answers. Raises Refused where it says that the prompt is too long."""
+    async def _count(self, request: LiveRequest) -> Refused | None:
+        """Sets `prompt_tokens`, if the engine answers; its refusal, where it says that the prompt is too long."""
+        request.prompt_tokens, refused = await self._counted(request, request.body)
+        return refused
+
+    async def _counted(self, request: LiveRequest, body: bytes) -> tuple[int | None, Refused | None]:
         life = self._gate.life
         if life is None or self._gate.standing is not Standing.OPEN or life.generation == self._cannot_count:
-            return
+            return None, None
         began_s = asyncio.get_running_loop().time()
         try:
             async with self._turn, asyncio.timeout(COUNT_TIMEOUT_S):
-                status, document = await _asked(life, request)
+                status, document = await _asked(life, request, body)
         except (UpstreamLost, TimeoutError) as error:
             log.debug("the prompt of %s was not counted: %s", request.request_id, error)
-            return
+            return None, None
         self._metrics.count_time.observe(asyncio.get_running_loop().time() - began_s)
         if status == 404 and "prompt_tokens" not in document:
             self._no_counter(life, document)
         elif status == 422:
-            self._metrics.fuse_trips["context_length_exceeded"] += 1
-            raise _passed_on(document)
+            return None, _passed_on(document)
         elif status == 200 and type(document.get("prompt_tokens")) is int:
-            request.prompt_tokens = document["prompt_tokens"]
+            return document["prompt_tokens"], None
+        return None, None
 
     def _no_counter(self, life: Life, document: dict[str, Any]) -> None:
         error = document.get("error")
@@ -150,10 +198,10 @@ class Fuse:
             log.warning("this engine does not count prompts: [admission] max_prompt_tokens and fused_lengths have no effect on it")
 
 
-async def _asked(life: Life, request: LiveRequest) -> tuple[int, dict[str, Any]]:
+async def _asked(life: Life, request: LiveRequest, body: bytes) -> tuple[int, dict[str, Any]]:
     target = COUNT_PATH + request.path.encode("ascii")
-    head = upstream_head("POST", target, [(b"content-type", b"application/json")], request.request_id, len(request.body))
-    connection = await life.upstream.begin(head, request.body)
+    head = upstream_head("POST", target, [(b"content-type", b"application/json")], request.request_id, len(body))
+    connection = await life.upstream.begin(head, body)
     try:
         parts: list[bytes] = []
         while (data := await connection.read()) is not None:

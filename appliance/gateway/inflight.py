@@ -52,6 +52,7 @@ class LiveRequest:
         deterministic: a second run says the same, as far as it is the engine's to say.
         plain: its answer is one text: no tools, no grammar, no log probabilities.
         by_message: the engine that has it, or had it last, can finish a message that has begun.
+        altered: how its prompt was made one whose length goes; empty: it was not.
         prompt_tokens: where known; the ticket's tokens are an estimate.
         generation: 0 while it waits.
         sent_bytes: of the answer's own bytes.
@@ -79,6 +80,7 @@ class LiveRequest:
     deterministic: bool = False
     plain: bool = False
     by_message: bool = False
+    altered: str = ""
     prompt_tokens: int | None = None
     generation: int = 0
     attempt: int = 0

@@ -84,11 +84,11 @@ class Reception:
             plain=facts.plain,
         )
 
-    def counted(self, request: LiveRequest) -> None:
-        """Its prompt has been counted, before it asks for a slot."""
+    def counted(self, request: LiveRequest, body_bytes: int) -> None:
+        """Its prompt has been counted, before it asks for a slot. `body_bytes`: as it came."""
         if request.prompt_tokens is not None:
             ticket = request.ticket
-            ticket.tokens = max(1, ticket.tokens - self._sizes.estimate(len(request.body)) + request.prompt_tokens)
+            ticket.tokens = max(1, ticket.tokens - self._sizes.estimate(body_bytes) + request.prompt_tokens)
 
     def account(self, request: LiveRequest) -> Account:
         """For its answer."""

@@ -153,3 +153,36 @@ async def test_clients_cannot_ask_for_counts(run_dir: Path, monkeypatch: pytest.
     async with engine_behind(run_dir, monkeypatch) as (running, _):
         answer = await running.ask("POST", "/appliance/count/v1/chat/completions", {"messages": []})
     assert (answer.status, answer.error()["code"]) == (404, "unknown_path")
+
+
+async def test_a_conversation_that_is_too_long_is_made_shorter(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`truncate`: as many of its oldest turns go as must, the answer says so, and nothing is said where nothing was done."""
+    turns = [{"role": role, "content": f"{number} " + "word " * 300} for number in range(6) for role in ("user", "assistant")]
+    messages = [{"role": "system", "content": "Be brief."}, *turns, {"role": "user", "content": "last"}]
+    async with engine_behind(run_dir, monkeypatch, "admission.length_policy=truncate") as (running, _):
+        long = await running.post({"messages": messages, "max_tokens": 100})
+        text = await running.post({"prompt": "word " * 3000, "max_tokens": 100}, "/v1/completions")
+        short = await asked(running, "hello")
+        single = await asked(running, "word " * 3000)
+        altered = await metric(running, 'appliance_prompts_altered_total{how="truncated"}')
+    assert (long.status, long.headers["x-appliance-prompt"]) == (200, "truncated")
+    assert CONTEXT - 100 - 2 * 1600 < long.json()["usage"]["prompt_tokens"] <= CONTEXT - 100
+    assert (text.status, text.headers["x-appliance-prompt"]) == (200, "truncated")
+    assert CONTEXT * 0.8 < text.json()["usage"]["prompt_tokens"] <= CONTEXT - 100
+    assert (short.status, short.headers.get("x-appliance-prompt")) == (200, None)
+    assert (single.status, single.error()["code"]) == (422, "context_length_exceeded")
+    assert altered == 2
+
+
+async def test_a_fused_length_is_stepped_over(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pad`: a line break more, and the engine never sees a prompt of that length."""
+    async with engine_behind(run_dir, monkeypatch) as (running, _):
+        fused = (await asked(running, "dog " * 10)).json()["usage"]["prompt_tokens"]
+    (run_dir / "again").mkdir()
+    settings = (f"admission.fused_lengths=[{fused},{fused + 1}]", "admission.length_policy=pad")
+    async with engine_behind(run_dir / "again", monkeypatch, *settings) as (running, _):
+        padded = await asked(running, "dog " * 10)
+        long = await asked(running, "word " * 3000)
+    assert (padded.status, padded.headers.get("x-appliance-prompt")) == (200, "padded"), padded.body
+    assert fused + 1 < padded.json()["usage"]["prompt_tokens"] < fused + 9
+    assert long.status == 422
