@@ -32,7 +32,7 @@ class View:
         incidents: newest first.
         step: the last ten seconds of speed.
         cards: PCI address → its newest sample.
-        kv_blocks_used: None where the engine does not count them.
+        kv_tokens_used: None where the engine does not count them.
         heard_s: when anything was heard last, on the monotonic clock.
         problem: why the gateway says nothing; empty while it does.
     """
@@ -43,7 +43,7 @@ class View:
     incidents: list[Json] = field(default_factory=list)
     step: Json = field(default_factory=dict)
     cards: dict[str, Json] = field(default_factory=dict)
-    kv_blocks_used: int | None = None
+    kv_tokens_used: int | None = None
     heard_s: float = 0.0
     problem: str = "not asked yet"
 
@@ -64,8 +64,9 @@ class View:
                 self._take_flight(document)
 
     def _take_flight(self, document: Json) -> None:
-        blocks = document["samples"].get("kv_blocks_used")
-        self.kv_blocks_used = blocks[-1] if blocks else self.kv_blocks_used
+        blocks, block_tokens = document["samples"].get("kv_blocks_used"), document.get("block_tokens")
+        if blocks and block_tokens:
+            self.kv_tokens_used = blocks[-1] * block_tokens
         for card in document["cards"]:
             newest = {name: column[-1] if isinstance(column, list) else column for name, column in card.items()}
             self.cards[card["address"]] = newest
@@ -74,7 +75,7 @@ class View:
         """For programs."""
         return {
             "time_s": time.time(), "problem": self.problem, "now": self.now, "machine": self.machine, "ladder": self.ladder,
-            "incidents": self.incidents, "speed": self.step, "cards": list(self.cards.values()), "kv_blocks_used": self.kv_blocks_used,
+            "incidents": self.incidents, "speed": self.step, "cards": list(self.cards.values()), "kv_tokens_used": self.kv_tokens_used,
         }  # fmt: skip
 
 

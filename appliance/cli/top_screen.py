@@ -83,10 +83,9 @@ def _speed(step: Json) -> str:
 
 def _kv(view: View) -> tuple[int, int]:
     """Used and all; what the engine counts, else what is reserved for requests."""
-    limits = view.machine.get("limits") or {}
-    block, pool = (view.machine.get("rung") or {}).get("block_tokens"), limits.get("kv_tokens") or 0
-    if block and pool and view.kv_blocks_used is not None:
-        return min(pool, view.kv_blocks_used * block), pool
+    pool = (view.machine.get("limits") or {}).get("kv_tokens") or 0
+    if pool and view.kv_tokens_used is not None:
+        return min(pool, view.kv_tokens_used), pool
     kv = view.now.get("kv_tokens") or {}
     return kv.get("reserved", 0), kv.get("pool", 0)
 

@@ -56,7 +56,9 @@ class Views:
         if not isinstance(since_s, (int, float)) or isinstance(since_s, bool):
             raise ControlError(f"since_s = {since_s!r} is no number of seconds")
         samples, cards = self._supervisor.flight.since(float(since_s))
-        return {"samples": to_json(samples), "cards": by_card(cards)}
+        config, rung = self._supervisor.config, self._supervisor.state.rung
+        block_tokens = config.engine.block_tokens if config.engine.backend == "native" else rung.block_tokens
+        return {"samples": to_json(samples), "cards": by_card(cards), "block_tokens": block_tokens}
 
     async def timeline(self, arguments: Document) -> Document:
         """The incidents, newest first, without evidence and without secrets."""

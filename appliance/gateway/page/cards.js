@@ -17,11 +17,13 @@ export class Cards {
   constructor() {
     this.host = byId("cards");
     this.cards = new Map();
+    this.blockTokens = null;
     this.samples = new Columns(ENGINE.length, KEPT);
     this.blocks = new Chart(this.host, "KV blocks in use", ["blocks"], (value) => format.number(value), { least: 1 });
   }
 
-  take({ samples, cards }) {
+  take({ samples, cards, block_tokens: blockTokens }) {
+    this.blockTokens = blockTokens ?? null;
     this.samples.add(rows(samples, ENGINE), GAP_S);
     for (const card of cards) this.ofCard(card).take(card);
     const found = this.cards.size;
@@ -41,8 +43,10 @@ export class Cards {
     this.cards.forEach((card) => card.draw(to - SHOWN_S, to));
   }
 
-  get kvBlocksUsed() {
-    return this.samples.data[3].at(-1) ?? null;
+  // Tokens that the engine's KV cache holds; null where it does not count them.
+  get kvTokensUsed() {
+    const blocks = this.samples.data[3].at(-1) ?? null;
+    return blocks === null || this.blockTokens === null ? null : blocks * this.blockTokens;
   }
 
   // Newest first facts of each card, for the budget.

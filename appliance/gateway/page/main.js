@@ -99,10 +99,9 @@ function showStale(heardMs, why) {
 
 function budget() {
   const rung = last.machine?.rung;
-  const blockTokens = rung?.block_tokens ?? null;
   const poolTokens = last.machine?.limits?.kv_tokens || 0;
-  const usedBlocks = cards.kvBlocksUsed;
-  const kvUsed = blockTokens && poolTokens && usedBlocks !== null ? Math.min(1, (usedBlocks * blockTokens) / poolTokens) : null;
+  const usedTokens = cards.kvTokensUsed;
+  const kvUsed = poolTokens && usedTokens !== null ? Math.min(1, usedTokens / poolTokens) : null;
   showBudget({ rung, measured: last.ladder?.measured, proof: last.machine?.proof, kvUsed, cards: cards.now });
 }
 
