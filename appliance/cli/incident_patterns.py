@@ -46,12 +46,12 @@ def kinds_of(incidents: Sequence[Incident]) -> list[Kind]:
     for incident in sorted(incidents, key=lambda incident: -incident.time_s):
         found = signature(incident.diagnosis, incident.evidence)
         groups.setdefault(("", ()) if found is None else (found.value, found.parts), []).append(incident)
-    healthy_load = [_load(sample) for incident in incidents for sample in _healthy(incident)]
+    healthy_load = [_load(incident, sample) for incident in incidents for sample in _healthy(incident)]
     kinds = []
     for (value, words), members in groups.items():
         strangers = [request for incident in incidents if incident not in members for request in incident.inflight]
         shared = (
-            *patterns([_load(sample) for incident in members for sample in _samples(incident)[-1:]], healthy_load),
+            *patterns([_load(incident, sample) for incident in members for sample in _samples(incident)[-1:]], healthy_load),
             *patterns(_requests(members), [_request(request) for request in strangers]),
         )
         kinds.append(Kind(value, words, tuple(members), shared if value else ()))
@@ -88,8 +88,13 @@ def _healthy(incident: Incident) -> Iterator[FlightSample]:
             yield sample
 
 
-def _load(sample: FlightSample) -> Features:
-    return {
+def _load(incident: Incident, sample: FlightSample) -> Features:
+    """What was going on in that second, and in whose life."""
+    age_s = sample.time_s - (incident.time_s - incident.uptime_s)
+    life: dict[str, float | str] = {"engine": f"{incident.engine} {incident.engine_version}".strip(), "rung": incident.rung_before}
+    if incident.uptime_s and age_s >= 0:  # an earlier life's second otherwise, whose beginning nobody has kept
+        life["minutes since its start"] = age_s // 60
+    return life | {
         "running": sample.running,
         "waiting": sample.waiting,
         "kv_blocks_used": sample.kv_blocks_used,

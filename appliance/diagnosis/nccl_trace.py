@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, NoReturn
+import pickletools
+from collections.abc import Callable
+from typing import Any
 
 from appliance.core.errors import ApplianceError
 
 FRAMES = 3
+_LIST_MAKERS = frozenset({"build_intlist", "build_doublelist", "build_boollist", "build_tensorlist"})
+_OPCODES = frozenset(
+    {
+        "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1",
+        "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE",
+        "BINUNICODE", "BINUNICODE8", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2",
+        "TUPLE3", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET",
+        "LONG_BINGET", "GLOBAL", "REDUCE"
+    }
+)  # fmt: skip
 
 
 class TraceError(ApplianceError):
@@ -16,13 +28,25 @@ class TraceError(ApplianceError):
 
 
 class _PlainData(pickle.Unpickler):
-    """Numbers, texts, lists and dictionaries; a pickle that names anything else is refused."""
+    """Numbers, texts, lists and dictionaries; a pickle that names anything but torch's makers of lists is refused."""
 
-    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+    def find_class(self, module_name: str, global_name: str, /) -> Callable[[Any], Any]:
+        if module_name == "torch.jit._pickle" and global_name in _LIST_MAKERS:
+            return _as_it_is
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
 
-    def persistent_load(self, _pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it refers to something outside itself")
+
+def _as_it_is(items: Any) -> Any:
+    return items
+
+
+def _check(raw: bytes) -> None:
+    """Looked through before it is run: a pickle can ask for memory that nothing in it fills. Raises ValueError."""
+    for opcode, argument, _position in pickletools.genops(raw):
+        if opcode.name not in _OPCODES:
+            raise ValueError(f"it does {opcode.name}")
+        if opcode.name in ("LONG_BINPUT", "PUT") and int(argument or 0) > len(raw):
+            raise ValueError(f"it remembers {argument} things in {len(raw)} bytes")
 
 
 def read_trace(raw: bytes) -> list[str]:
@@ -32,6 +56,7 @@ def read_trace(raw: bytes) -> list[str]:
         TraceError: it cannot be read as plain data.
     """
     try:
+        _check(raw)
         trace = _PlainData(io.BytesIO(raw)).load()
     except Exception as error:  # a pickle is a program: whatever goes wrong in it is its own
         raise TraceError(f"the trace cannot be read ({type(error).__name__}: {error})") from error

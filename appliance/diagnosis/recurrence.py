@@ -40,7 +40,7 @@ def signature(diagnosis: Diagnosis, evidence: Sequence[Evidence]) -> Signature |
         number = _XID.search(diagnosis.root.text)
         parts.append(f"xid {number[1]}" if number else mask(diagnosis.root.text))
         parts += _frames(diagnosis, evidence)
-    return Signature(hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12], tuple(parts))
+    return Signature(hashlib.sha256("\n".join(parts).encode("utf-8", "replace")).hexdigest()[:12], tuple(parts))
 
 
 def mask(line: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -75,7 +76,7 @@ def remedies_of(cause: Cause) -> tuple[str, ...]:
 
 
 def _numbers(root: Event) -> dict[str, float]:
-    numbers = {name: value for name, value in root.fields.items() if isinstance(value, float)}
+    numbers = {name: value for name, value in root.fields.items() if isinstance(value, float) and math.isfinite(value)}
     if root.count > 1:
         numbers["seen_count"] = float(root.count)
     return numbers
@@ -83,7 +84,7 @@ def _numbers(root: Event) -> dict[str, float]:
 
 def _settings(case: Case) -> dict[str, str]:
     """What the engine said of its own setting when it started, and the next step down of each."""
-    said = {name: value for event in case.named("starting", "settings") for name, value in event.fields.items() if isinstance(value, float)}
+    said = {name: value for event in case.named("starting", "settings") for name, value in _numbers(event).items()}
     shown: dict[str, str] = {}
     if 0 < (fraction := said.get("mem_fraction", 0.0)) <= 1:
         shown |= {"fraction": f"{fraction:g}", "fraction_lower": f"{fraction - 0.02:g}"}

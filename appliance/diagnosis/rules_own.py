@@ -38,7 +38,7 @@ def launched(case: Case) -> Mapping[str, object] | None:
 
 def spawn_failed(item: Evidence, order: int) -> Event:
     """The kernel did not execute it."""
-    number = item.data.get("errno")
+    number = _count(item.data, "errno")
     event = Event("engine_config", Kind.SYMPTOM, None, 2, 20, item, order, pattern_id="probe.spawn", fatal=True)
     if number in NO_MEMORY:
         return replace(event, name="host_oom", kind=Kind.CAUSE, cause=Cause.HOST_OOM)
@@ -141,8 +141,8 @@ def _strings(launch: Mapping[str, object], name: str) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, (list, tuple)) else ()
 
 
-def _count(launch: Mapping[str, object], name: str) -> int:
-    value = launch.get(name)
+def _count(data: Mapping[str, object], name: str) -> int:
+    value = data.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 

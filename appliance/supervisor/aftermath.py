@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import structlog
 
 from appliance.core.evidence import Evidence, Source
 from appliance.core.flight import FlightRecord
-from appliance.diagnosis.flight import findings
-from appliance.supervisor.core_dumps import Death, Dump, dump_of
+from appliance.diagnosis.flight import DUMPS_WITHIN_S, core_dumps, findings
+from appliance.supervisor.core_dumps import Death, Dump, dump_of, dumps_of
 from appliance.supervisor.incidents import IncidentStore
 
 SETTLE_MAX_S = 600.0
@@ -30,6 +31,7 @@ async def examine(
     own_folder: Path,
     gather: Callable[[], list[Evidence]] = list,
     caught: Callable[[str, int], None] = lambda _incident, _pieces: None,
+    program: str = "",
 ) -> None:
     """Wait until the service is back or given up, look closer, and add what is found to the incident.
 
@@ -39,6 +41,7 @@ async def examine(
         settled: returns when it is back or given up.
         own_folder: cores that landed there are removed when they have been read: it lies in memory.
         gather: what instruments left behind, where the engine had been started with any; reads files.
+        program: the engine's, whose core dumps of the last day are looked for.
         caught: told of the incident and of how many pieces there were.
     """
     with contextlib.suppress(TimeoutError):
@@ -47,6 +50,10 @@ async def examine(
     shown = findings(flight.samples) if flight is not None else []
     if shown:
         store.add_evidence(incident_id, shown)
+    if program:
+        now_s = time.time()
+        earlier = core_dumps(await dumps_of(program, now_s - DUMPS_WITHIN_S), now_s=now_s)
+        store.add_evidence(incident_id, earlier)
     left = await asyncio.to_thread(gather)
     if left:
         store.add_evidence(incident_id, left)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from appliance.diagnosis.flight import CoreDump
 
 DUMPING_SIGNALS = frozenset({"SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS", "SIGXCPU", "SIGXFSZ"})
 FRAMES = 12
@@ -22,6 +25,8 @@ CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 _GDB_FRAME = re.compile(r"^#\d+\s.*")
 _COREDUMPCTL_FRAME = re.compile(r"^\s+#\d+\s+0x[0-9a-f]+\s.*", re.MULTILINE)
 _STORAGE = re.compile(r"^\s+Storage: (?P<path>/\S+)(?: \((?P<state>[^)]*)\))?", re.MULTILINE)
+_COREDUMP_MESSAGE = "fc2e22bc6ee647b6b90729ab34a250b1"
+"""SD_MESSAGE_COREDUMP of sd-messages.h."""
 _LOW = ("nice", "-n", "19")
 
 
@@ -108,6 +113,26 @@ async def _from_journal(death: Death) -> Dump | None:
     storage = _STORAGE.search(said)
     path = storage["path"] if storage is not None and storage["state"] != "missing" else ""
     return Dump(path, tuple(match.strip() for match in _COREDUMPCTL_FRAME.findall(said))[:FRAMES])
+
+
+async def dumps_of(program: str, since_s: float) -> list[CoreDump]:
+    """The dumps of this program that systemd-coredump has kept a record of since then; empty where it is not there or not ours to read."""
+    if not _pattern().startswith("|") or shutil.which("journalctl") is None:
+        return []
+    query = ("journalctl", "--no-pager", "--quiet", "-o", "json", "--since", f"@{int(since_s)}", f"MESSAGE_ID={_COREDUMP_MESSAGE}")
+    return [dump for line in (await run((*_LOW, *query), DEADLINE_S)).splitlines() if (dump := _recorded(line, program)) is not None]
+
+
+def _recorded(line: str, program: str) -> CoreDump | None:
+    """A record of the journal, if it is about this program."""
+    try:
+        record = json.loads(line)
+        if not str(record["COREDUMP_CMDLINE"]).startswith(program):
+            return None
+        signal, file = str(record.get("COREDUMP_SIGNAL_NAME", "")), str(record.get("COREDUMP_FILENAME", ""))
+        return CoreDump(int(record["COREDUMP_TIMESTAMP"]) / 1e6, Path(program).name, signal, file)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 async def run(argv: Sequence[str], deadline_s: float) -> str:

@@ -260,7 +260,8 @@ class Supervisor:
     def _examine(self, incident: str) -> None:
         death = self.life.death if self.life is not None else None
         gather = functools.partial(self.bench.gather, self.life.spec, [line.text for line in self._lines]) if self.life else list
-        work = examine(incident, death, self.flight.record, self.store, self._settled, self.run_dir.path, gather, self.bench.caught)
+        program, ours = self.life.spec.argv[0] if self.life else "", self.run_dir.path
+        work = examine(incident, death, self.flight.record, self.store, self._settled, ours, gather, self.bench.caught, program)
         self.start_task(work, "aftermath", None)
 
     async def _settled(self) -> None:

@@ -64,27 +64,27 @@ class Unwrapped:
     boot_id: str | None = None
 
 
-def unwrap(line: str, year: int) -> Unwrapped:
-    """Strip every known wrapper, outermost first."""
+MOST_COATS = 8
+"""Wrappers in wrappers: no pipe has more, and a line that goes on like one has no end."""
+
+
+def unwrap(line: str, year: int, coats: int = MOST_COATS) -> Unwrapped:
+    """Strip every known wrapper, outermost first, at most so many."""
     line = _CONTROL.sub("", _ANSI.sub("", line)).rstrip("\r\n")
-    if line.startswith("{"):
-        inner = _json_line(line, year)
-        if inner is not None:
-            return inner
-    for strip in (_container, _syslog, _kernel):
-        inner = strip(line, year)
+    for strip in (_json_line, _container, _syslog, _kernel) if coats else ():
+        inner = strip(line, year, coats - 1)
         if inner is not None:
             return inner
     return Unwrapped(line, _source_of(line), stamp_in(line, year))
 
 
-def _container(line: str, year: int) -> Unwrapped | None:
+def _container(line: str, year: int, coats: int) -> Unwrapped | None:
     match = _CONTAINER_STAMP.match(line)
     if match is not None and not _looks_like_host(match["text"]):
-        inner = unwrap(match["text"], year)
+        inner = unwrap(match["text"], year, coats)
         return inner if inner.source is not None and inner.stamp is not None else replace(inner, stamp=parse_iso(match["stamp"]))
     match = _COMPOSE.match(line)
-    return unwrap(match["text"], year) if match is not None else None
+    return unwrap(match["text"], year, coats) if match is not None else None
 
 
 def _looks_like_host(text: str) -> bool:
@@ -92,7 +92,7 @@ def _looks_like_host(text: str) -> bool:
     return re.match(r"[\w.-]+ [\w./@-]+\[\d+\]: |[\w.-]+ (?:kernel|systemd): ", text) is not None
 
 
-def _syslog(line: str, year: int) -> Unwrapped | None:
+def _syslog(line: str, year: int, coats: int) -> Unwrapped | None:
     match = _SYSLOG.match(line)
     if match is None:
         return None
@@ -101,18 +101,18 @@ def _syslog(line: str, year: int) -> Unwrapped | None:
         return None  # dmesg: "[ 7460.48] nvidia 0000:81:00.0: ..." has no host and no program
     stamp = stamp_in(match["stamp"], year)
     if ident == "kernel":
-        inner = _kernel(text, year)
+        inner = _kernel(text, year, coats)
         return Unwrapped(inner.text if inner is not None else text, Source.KERNEL_LOG, stamp)
     if ident.startswith(_SYSTEMD_IDENTS):
         return Unwrapped(text, Source.SYSTEMD, stamp)
     if ident == "NVRM":
         return Unwrapped(f"NVRM: {text}", Source.KERNEL_LOG, stamp)
-    inner = unwrap(text, year) if text else Unwrapped(text)
+    inner = unwrap(text, year, coats) if text else Unwrapped(text)
     better = inner.stamp if inner.stamp is not None and not inner.stamp.year_unknown else None
     return Unwrapped(inner.text, inner.source or Source.ENGINE_LOG, better if stamp is None or (stamp.year_unknown and better) else stamp)
 
 
-def _kernel(line: str, year: int) -> Unwrapped | None:
+def _kernel(line: str, year: int, coats: int) -> Unwrapped | None:  # noqa: ARG001 - as its siblings
     line = line.removeprefix("kernel: ")
     match = _DMESG.match(line)
     if match is not None:
@@ -137,8 +137,10 @@ def _source_of(line: str) -> Source | None:
     return Source.SYSTEMD if _SYSTEMD_TEXT.match(line) else None
 
 
-def _json_line(line: str, year: int) -> Unwrapped | None:
+def _json_line(line: str, year: int, coats: int) -> Unwrapped | None:
     """A line of `journalctl -o json`, of docker's json-file, or of a program that logs JSON."""
+    if not line.startswith("{"):
+        return None
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -146,9 +148,9 @@ def _json_line(line: str, year: int) -> Unwrapped | None:
     if not isinstance(record, dict):
         return None
     if "MESSAGE" in record or "__REALTIME_TIMESTAMP" in record:
-        return _journal_record(record, year)
+        return _journal_record(record, year, coats)
     if isinstance(record.get("log"), str):
-        return replace(unwrap(record["log"], year), stamp=parse_iso(str(record.get("time", ""))))
+        return replace(unwrap(record["log"], year, coats), stamp=parse_iso(str(record.get("time", ""))))
     message = record.get("message", record.get("msg", record.get("event")))
     if isinstance(record.get("fields"), dict) and message is None:
         message = record["fields"].get("message")
@@ -156,14 +158,14 @@ def _json_line(line: str, year: int) -> Unwrapped | None:
         return None
     error = record.get("error")
     said = f"{message} {error}" if isinstance(error, str) else message
-    return replace(unwrap(said, year), stamp=parse_iso(str(record.get("timestamp", record.get("time", "")))))
+    return replace(unwrap(said, year, coats), stamp=parse_iso(str(record.get("timestamp", record.get("time", "")))))
 
 
-def _journal_record(record: dict[str, object], year: int) -> Unwrapped:
+def _journal_record(record: dict[str, object], year: int, coats: int) -> Unwrapped:
     message = record.get("MESSAGE")
     if isinstance(message, list):
         message = bytes(byte & 255 for byte in message if isinstance(byte, int)).decode("utf-8", "replace")
-    inner = unwrap(str(message or ""), year) if not str(message or "").startswith("{") else Unwrapped(str(message))
+    inner = unwrap(str(message or ""), year, coats) if not str(message or "").startswith("{") else Unwrapped(str(message))
     ident = str(record.get("SYSLOG_IDENTIFIER") or record.get("_COMM") or "")
     source = inner.source or Source.ENGINE_LOG
     if str(record.get("SYSLOG_FACILITY", "0")) == "0" and (record.get("_TRANSPORT") == "kernel" or ident == "kernel"):

@@ -73,6 +73,17 @@ def test_a_quiet_log_has_none() -> None:
     assert found_in([Evidence(Source.ENGINE_LOG, line) for line in lines]) == ()
 
 
+def test_torch_s_own_lists_are_lists() -> None:
+    """Its C++ writes lists of numbers by the name of a function that makes them."""
+    sizes = b"ctorch.jit._pickle\nbuild_intlist\n(](K\x01M\x00\x10etR"
+    raw = (
+        b"\x80\x02}(X\x07\x00\x00\x00entries]}(X\x05\x00\x00\x00stateX\x07\x00\x00\x00startedX\x0b\x00\x00\x00input_sizes" + sizes + b"uau."
+    )
+    assert read_trace(raw) == [
+        "0 of the last 1 collectives completed; the first that did not is a collective number ? of [1, 4096], started"
+    ]
+
+
 def entry(number: int, state: str, **fields: object) -> dict[str, object]:
     """One collective."""
     return {"profiling_name": "nccl:all_reduce", "collective_seq_id": number, "state": state, "input_sizes": [[1, 4096]], **fields}
@@ -99,7 +110,17 @@ class _Bomb:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"\x80", b"not a pickle", pickle.dumps(_Bomb()), pickle.dumps({"entries": [_Bomb()]}), b"\x80\x04" + b"(" * 10_000]
+    "raw",
+    [
+        b"",
+        b"\x80",
+        b"not a pickle",
+        pickle.dumps(_Bomb()),
+        pickle.dumps({"entries": [_Bomb()]}),
+        b"\x80\x04" + b"(" * 10_000,
+        b"\x80\x05\x96" + b"\xff" * 8,
+        b"\x80\x02Nr\xff\xff\xff\x7f.",
+    ],
 )
 def test_a_trace_is_read_and_never_run(raw: bytes) -> None:
     """What is no plain data is refused with the reason."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis import diagnose, is_fatal_line, load_catalogue, read_evidence, report
 from appliance.diagnosis.reading.decode import UnreadableLog
+from appliance.diagnosis.recurrence import signature
 from tests.unit.diagnosis.corpus_cases import CORPUS, load
 
 # `FUZZ_EXAMPLES=20000 pytest tests/unit/diagnosis/test_fuzz.py` for the ten minutes of a release.
@@ -80,3 +81,15 @@ def test_any_damaged_log_can_be_read(lines: list[str], source: Source | None, en
     text = end.join(lines).encode("utf-8", "surrogatepass")
     diagnose(read_evidence(text, source))
     assert all(is_fatal_line(line) is None or isinstance(is_fatal_line(line), str) for line in lines)
+
+
+def test_what_the_long_run_found() -> None:
+    """Kept as it was found: coats without end, numbers that are none, halves of characters, an error number that is a table."""
+    assert read_evidence("vllm-1  | " * 2000 + "x")[0].text.endswith("x")
+    for odd in (float("nan"), float("inf"), -1e300):
+        for kind in ("late", "hang", "spawn"):
+            item = Evidence(Source.PROBE, "", odd, data={"kind": kind, "silent_s": odd, "deadline_s": odd, "errno": {}})
+            report.text(diagnose([item]))
+    verdict = diagnose([Evidence(Source.ENGINE_LOG, "KeyError: 'half of a \ud800 character'")])
+    assert signature(verdict, ()) is not None
+    report.text(diagnose(read_evidence('{"MESSAGE": "x", "_SOURCE_REALTIME_TIMESTAMP": "²"}')))

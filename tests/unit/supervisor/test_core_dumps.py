@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import shutil
@@ -127,3 +128,20 @@ def test_a_dump_that_nobody_can_read_is_evidence_too(tmp_path: Path) -> None:
     """No gdb: the path alone."""
     (only,) = evidence_of(Dump(str(tmp_path / "core"), ()), death_in(tmp_path))
     assert str(tmp_path / "core") in only.text
+
+
+def test_the_dumps_of_the_last_day_are_told_by_their_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What systemd-coredump has put into the journal, of this program and not of another that the same interpreter runs."""
+    rows = [
+        {"COREDUMP_CMDLINE": "/opt/engine/bin/python -m appliance.engine --model m", "COREDUMP_TIMESTAMP": "1796000000000000",
+         "COREDUMP_SIGNAL_NAME": "SIGSEGV", "COREDUMP_FILENAME": "/var/lib/systemd/coredump/core.python.zst"},
+        {"COREDUMP_CMDLINE": "/usr/bin/python3 /usr/bin/unattended-upgrade", "COREDUMP_TIMESTAMP": "1796000000000000"},
+        {"COREDUMP_CMDLINE": "/opt/engine/bin/python", "COREDUMP_TIMESTAMP": "no number"},
+    ]  # fmt: skip
+    journal = tmp_path / "journalctl"
+    journal.write_text("#!/bin/sh\ncat <<'X'\n" + "\n".join(map(json.dumps, rows)) + "\nnot json\nX\n")
+    journal.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(core_dumps, "_pattern", lambda: "|/usr/lib/systemd/systemd-coredump %P")
+    (dump,) = asyncio.run(core_dumps.dumps_of("/opt/engine/bin/python", 0.0))
+    assert (dump.program, dump.signal, dump.time_s) == ("python", "SIGSEGV", 1796000000.0)
