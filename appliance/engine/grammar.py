@@ -44,6 +44,13 @@ class Grammars:
         """The grammar of texts that the pattern matches as a whole."""
         return str(LLMatcher.grammar_from_regex(pattern))
 
+    def framed(self, before: str, schema: Mapping[str, object], after: str, several: bool) -> str:
+        """The grammar of JSON of this schema between two texts; of several such, a line break between them."""
+        inner = json.dumps({**schema, "x-guidance": _WHITE_SPACE})
+        more = ' ("\\n" one)*' if several else ""
+        lark = f"start: one{more}\none: {json.dumps(before)} body {json.dumps(after)}\nbody: %json {inner}\n"
+        return str(LLMatcher.grammar_from_lark(lark))
+
     def constraint(self, grammar: str) -> GrammarConstraint:
         """For one answer.
 

@@ -29,18 +29,28 @@ class TemplateRefused(Exception):
 class ChatTemplate:
     """One compiled template with the model's special tokens.
 
+    Attributes:
+        calls_tools: it tells the model of tools, and to call them by <tool_call>.
+
     Raises:
         ModelError: the template does not compile.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
+        self.calls_tools = "tools" in source and "<tool_call>" in source
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
 
-    def render(self, messages: Sequence[Mapping[str, object]], extra: Mapping[str, object], at_s: float | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        extra: Mapping[str, object],
+        at_s: float | None = None,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> str:
         """The conversation as one text that ends where the assistant's answer begins.
 
         `extra` are variables for the template (`chat_template_kwargs`); they cannot replace the conversation. `at_s`: what
@@ -50,7 +60,7 @@ class ChatTemplate:
             TemplateRefused: the template raised, or does not know what to do with a value.
         """
         variables: dict[str, Any] = {**self._special_tokens, **extra}
-        variables |= {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        variables |= {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": True}
         if at_s is not None:
             variables["strftime_now"] = datetime.datetime.fromtimestamp(at_s).strftime
         try:

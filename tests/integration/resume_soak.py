@@ -71,6 +71,11 @@ class Answer:
     longest_silence_s: float = field(default=0.0, compare=False)
 
 
+def charged(usage: Json) -> str:
+    """What an answer costs, and not how much of its prompt happened to be in the prefix cache."""
+    return json.dumps({name: value for name, value in usage.items() if name != "prompt_tokens_details"}, sort_keys=True)
+
+
 @dataclass
 class Found:
     """The result of a soak."""
@@ -125,7 +130,7 @@ def ask(url: str, question: Question, *, stream: bool) -> Answer:
 
 def _whole(document: Json) -> Answer:
     choice = document["choices"][0]
-    return Answer(choice["message"]["content"], choice["finish_reason"], json.dumps(document["usage"], sort_keys=True), 1, 1)
+    return Answer(choice["message"]["content"], choice["finish_reason"], charged(document["usage"]), 1, 1)
 
 
 def _streamed(answer: http.client.HTTPResponse) -> Answer:
@@ -146,7 +151,7 @@ def _streamed(answer: http.client.HTTPResponse) -> Answer:
         if "error" in event:
             raise RuntimeError(f"an error event: {event['error']}")
         ids.add(event["id"])
-        usages += [json.dumps(event["usage"], sort_keys=True)] if event.get("usage") else []
+        usages += [charged(event["usage"])] if event.get("usage") else []
         for choice in event["choices"]:
             roles += "role" in choice["delta"]
             text += choice["delta"].get("content") or ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from appliance.engine.api.constraints import read_constraint
+from appliance.engine.api.constraints import anything, read_constraint
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json, OpenAiEvents, others_of
@@ -14,10 +14,11 @@ from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.likelihood import ChatLogprobs, read_chat_logprobs
 from appliance.engine.api.parameters import MOST_ANSWERS, check_model, encode_prompt, fit, read_sampling
 from appliance.engine.api.service import LoadedModel
-from appliance.engine.messages import GenerateRequest
+from appliance.engine.api.tools import CallReader, ToolCall, call_json, constrain_calls, read_calls, read_tools
+from appliance.engine.messages import FinishReason, GenerateRequest
 from appliance.engine.template import TemplateRefused
 
-_ROLES = ("system", "developer", "user", "assistant")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 IGNORED = (
     "user",
@@ -40,18 +41,26 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
     messages = read_messages(fields)
     extra = read_template_variables(fields)
     sampling = read_sampling(fields, model.text, "max_completion_tokens", "max_tokens", most_answers=MOST_ANSWERS)
-    logprobs, constrain = read_chat_logprobs(fields), read_constraint(fields, model)
+    logprobs, constrain, tools = read_chat_logprobs(fields), read_constraint(fields, model), read_tools(fields, model)
+    calls = constrain_calls(tools, model)
+    if calls is not None and constrain is not anything:
+        raise bad_request(
+            "tool_choice demands a call, response_format, regex or json_schema something else", "tool_choice", "invalid_value"
+        )
+    constrain = calls or constrain
     stream, include_usage = read_stream(fields)
     _refuse_unsupported(fields)
     fields.ignore(*IGNORED)
     fields.end()
     ticket = ticket or new_ticket("chatcmpl", sampling.seed)
-    prompt_ids = encode_chat(messages, extra, model, ticket.created_s)
+    prompt_ids = encode_chat(messages, extra, model, ticket.created_s, tools.told)
     params = replace(fit(sampling, prompt_ids, model, "messages"), logprobs=logprobs)
     request = GenerateRequest(ticket.request_id, prompt_ids, params, constraint=constrain())
 
     def shape(index: int) -> ChatShape:
-        return ChatShape(ticket, model_id, include_usage, ChatLogprobs(model.text), index)
+        return ChatShape(
+            ticket, model_id, include_usage, ChatLogprobs(model.text), index, CallReader(tools.parallel) if tools.told else None
+        )
 
     more = others_of(request, sampling.answers, ticket.seed, constrain)
     others = tuple((other, shape(index)) for index, other in enumerate(more, 1))
@@ -80,12 +89,17 @@ def _read_message(item: object, where: str) -> dict[str, object]:
             f"{where}.role={role!r} is not supported by this engine; one of {', '.join(_ROLES)}", f"{where}.role", "invalid_value"
         )
     # OpenAI renamed `system` for its newer models; the templates of open models know the old name.
-    message: dict[str, object] = {"role": "system" if role == "developer" else role, "content": _read_content(fields)}
-    for name in ("name", "reasoning_content"):
+    calls = read_calls(fields) if role == "assistant" else []
+    content = "" if calls and fields.value("content") is None else _read_content(fields)
+    message: dict[str, object] = {"role": "system" if role == "developer" else role, "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    for name in ("name", "reasoning_content", *(("tool_call_id",) if role == "tool" else ())):
         value = fields.text(name)
         if value is not None:
             message[name] = value
-    fields.only("tool_calls", [])
+    if role != "assistant":
+        fields.only("tool_calls", [])
     fields.only("annotations", [])
     for name in ("function_call", "audio", "refusal"):
         fields.only(name)
@@ -122,7 +136,11 @@ def read_template_variables(fields: Fields) -> Mapping[str, object]:
 
 
 def encode_chat(
-    messages: list[dict[str, object]], extra: Mapping[str, object], model: LoadedModel, at_s: float | None = None
+    messages: list[dict[str, object]],
+    extra: Mapping[str, object],
+    model: LoadedModel,
+    at_s: float | None = None,
+    tools: Sequence[Mapping[str, object]] = (),
 ) -> tuple[int, ...]:
     """Token ids of a conversation that ends where the assistant begins. `at_s`: when it began, where that is not now.
 
@@ -136,12 +154,22 @@ def encode_chat(
             "messages",
             "no_chat_template",
         )
+    if not template.calls_tools:
+        _refuse_tools(messages)
     try:
-        rendered = template.render(messages, extra, at_s)
+        rendered = template.render(messages, extra, at_s, tools)
     except TemplateRefused as refusal:
         raise bad_request(f"the model's chat template refuses this conversation: {refusal}", "messages", "template_refused") from None
     # The template writes BOS itself where the model wants one.
     return encode_prompt(check_text(rendered, "messages"), model, "messages", add_special_tokens=False)
+
+
+def _refuse_tools(messages: Sequence[Mapping[str, object]]) -> None:
+    """For a template that would render them as something else, or not at all."""
+    for index, message in enumerate(messages):
+        where = f"messages[{index}].role" if message["role"] == "tool" else f"messages[{index}].tool_calls"
+        if message["role"] == "tool" or "tool_calls" in message:
+            raise bad_request(f"{where} of 'tool' calls: this model's chat template knows of none", where, "unsupported_content")
 
 
 def read_stream(fields: Fields) -> tuple[bool, bool]:
@@ -157,12 +185,10 @@ def read_stream(fields: Fields) -> tuple[bool, bool]:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    for name, neutral in (("tools", []), ("functions", []), ("store", False)):
+    for name, neutral in (("functions", []), ("store", False)):
         fields.only(name, neutral)
-    fields.only("tool_choice", "none", "auto")
     fields.only("function_call", "none", "auto")
     fields.only("modalities", ["text"])
-    fields.flag("parallel_tool_calls")  # without tools, either asks for nothing
     fields.only("add_generation_prompt", True)
     fields.only("continue_final_message", False)
     for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
@@ -182,17 +208,32 @@ def usage(ending: Ending) -> Json:
 class ChatShape(OpenAiEvents):
     """`chat.completion`, and its chunks: the role, the text, the finish reason, the usage if asked for."""
 
-    def __init__(self, ticket: Ticket, model_id: str, include_usage: bool, logprobs: ChatLogprobs, index: int = 0) -> None:
+    def __init__(
+        self,
+        ticket: Ticket,
+        model_id: str,
+        include_usage: bool,
+        logprobs: ChatLogprobs,
+        index: int = 0,
+        calls: CallReader | None = None,
+    ) -> None:
+        """`calls` reads the calls out of what the model says; None: it was offered no tools."""
         created = int(ticket.created_s)
         self._frame: Json = {"id": ticket.request_id, "object": "chat.completion", "created": created, "model": model_id}
         self._include_usage = include_usage
         self._logprobs = logprobs
         self._index = index
+        self._calls = calls
 
     def whole(self, piece: Piece, ending: Ending) -> Json:
         """The answer without a stream."""
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        choice = {"index": self._index, "message": message, "logprobs": self._logprobs.of(piece), "finish_reason": ending.finish.value}
+        message: Json = {"role": "assistant", "content": piece.text, "refusal": None}
+        if self._calls is not None:
+            said, calls = self._calls.feed(piece.text)
+            rest, last = self._calls.flush()
+            if calls or last:
+                message |= {"content": said + rest or None, "tool_calls": self._numbered([*calls, *last], 0)}
+        choice = {"index": self._index, "message": message, "logprobs": self._logprobs.of(piece), "finish_reason": self._reason(ending)}
         return {**self._frame, "choices": [choice], "usage": usage(ending)}
 
     def begin(self) -> list[Json]:
@@ -200,16 +241,33 @@ class ChatShape(OpenAiEvents):
         return [self._chunk({"role": "assistant", "content": ""}, None)]
 
     def piece(self, piece: Piece) -> list[Json]:
-        """New text, if any is certain yet, and how likely its tokens were."""
+        """New text and calls, if any are certain yet, and how likely the tokens were."""
         logprobs = self._logprobs.of(piece)
-        return [self._chunk({"content": piece.text}, None, logprobs)] if piece.text or logprobs else []
+        said, calls = (piece.text, []) if self._calls is None else self._calls.feed(piece.text)
+        delta = self._delta(said, calls)
+        return [self._chunk(delta, None, logprobs)] if delta or logprobs else []
 
     def end(self, ending: Ending) -> list[Json]:
-        """The finish reason, and the usage in a chunk without choices."""
-        chunks = [self._chunk({}, ending.finish.value)]
+        """The finish reason, with what was held back; and the usage in a chunk without choices."""
+        said, calls = ("", []) if self._calls is None else self._calls.flush()
+        chunks = [self._chunk(self._delta(said, calls), self._reason(ending))]
         if self._include_usage:
             chunks.append({**self._frame, "object": "chat.completion.chunk", "choices": [], "usage": usage(ending)})
         return chunks
+
+    def _delta(self, said: str, calls: list[ToolCall]) -> Json:
+        delta: Json = {"content": said} if said else {}
+        if calls and self._calls is not None:
+            first = self._calls.calls - len(calls)
+            delta["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(self._numbered(calls, first))]
+        return delta
+
+    def _numbered(self, calls: list[ToolCall], first: int) -> list[Json]:
+        return [call_json(call, self._frame["id"], self._index, number) for number, call in enumerate(calls, first)]
+
+    def _reason(self, ending: Ending) -> str:
+        called = self._calls is not None and self._calls.calls and ending.finish is FinishReason.STOP
+        return "tool_calls" if called else ending.finish.value
 
     def _chunk(self, delta: Json, finish_reason: str | None, logprobs: Json | None = None) -> Json:
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -21,6 +21,11 @@ Constrain = Callable[[], Constraint | None]
 """A constraint for one more answer; none where nothing was asked for."""
 
 
+def anything() -> Constraint | None:
+    """Nothing was asked for."""
+    return None
+
+
 def read_constraint(fields: Fields, model: LoadedModel, *, response_format: bool = True) -> Constrain:
     """OpenAI's `response_format`, SGLang's `regex` and `json_schema` (the latter as a string or an object); one of them.
 
@@ -40,7 +45,7 @@ def read_constraint(fields: Fields, model: LoadedModel, *, response_format: bool
     if len(asked) > 1:
         raise bad_request(f"{' and '.join(asked)} contradict each other; send one of them", list(asked)[-1], "invalid_value")
     if not asked:
-        return lambda: None
+        return anything
     ((where, spelled),) = asked.items()
     return constrained(model, spelled, where)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,9 @@ async def test_several_answers_end_together_when_one_fails_or_the_client_goes(fo
         assert (answer.status, answer.error["code"]) == (503, "generation_failed")
         streamed = await one.post("/v1/chat/completions", {"messages": HELLO, "n": 3, "seed": 7, "stream": True})
         assert streamed.events[-1]["error"]["code"] == "generation_failed"
+        deadline_s = time.monotonic() + 10
+        while one.engine.running and time.monotonic() < deadline_s:  # the others were told to stop
+            await asyncio.sleep(0.01)
         assert one.engine.running == 0
         one.engine.fail_after = None
         refused = await one.post("/v1/chat/completions", {"messages": HELLO, "n": 3, "max_tokens": 10**6})
