@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -40,9 +41,11 @@ class FlightRecord:
     kv_blocks_used: tuple[int, ...]
     temperature_c: tuple[int, ...]
     power_w: tuple[float, ...]
+    vram_total_bytes: int = 0
+    """Of all cards together; 0 where it is not known."""
 
     @classmethod
-    def of(cls, samples: Iterable[FlightSample]) -> FlightRecord:
+    def of(cls, samples: Iterable[FlightSample], vram_total_bytes: int = 0) -> FlightRecord:
         """By column."""
         rows = [
             (
@@ -52,7 +55,7 @@ class FlightRecord:
             for sample in samples
         ]  # fmt: skip
         columns = zip(*rows, strict=True) if rows else ((),) * 8
-        return cls(*columns)
+        return dataclasses.replace(cls(*columns), vram_total_bytes=vram_total_bytes)
 
     @property
     def samples(self) -> tuple[FlightSample, ...]:

@@ -1,4 +1,5 @@
-"""What stacks and dumps show: faulthandler's and py-spy's in a log, gdb's frames of a core, CUDA's core dumps, NCCL's trace."""
+"""What stacks, dumps and the flight recorder show: faulthandler's and py-spy's stacks in a log, gdb's frames of a core, CUDA's core
+dumps, NCCL's trace, and the last minutes of the cards and of the KV pool."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from appliance.core.evidence import Evidence, Source
 FRAMES = 4
 MOST = 8
 WITHIN_LINES = 200
+RECORDED = ("vram_swing", "vram_climb", "vram_saw_tooth", "vram_red_line", "block_violations")
+"""Kinds of what the flight recorder shows (flight.py)."""
 _FATAL = re.compile(r"Fatal Python error: (?P<what>[^\n]{1,120})")
 _THREAD = re.compile(r"(?:Current t|T)hread (?:0x)?[0-9a-fA-F]+(?: \[[^\]]{0,40}\])? \(most recent call first\)")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+),? in (?P<name>\S{1,120})')
@@ -27,8 +30,16 @@ def found_in(evidence: Sequence[Evidence]) -> tuple[str, ...]:
     told = [item.text for item in evidence if item.source in (Source.STACK, Source.CORE_DUMP) and item.data.get("kind") in ("cuda", "nccl")]
     logs = [item.text for item in evidence if item.source is Source.ENGINE_LOG]
     spied = [item.text for item in evidence if item.source is Source.STACK and item.data.get("kind") == "py-spy"]
-    found = [*_native(native), *told, *stacks_in(logs), *stacks_in(spied)]
+    recorded = [item.text for item in evidence if item.source is Source.NVML and item.data.get("kind") in RECORDED]
+    found = [*_native(native), *told, *stacks_in(logs), *stacks_in(spied), *recorded, *_earlier(evidence)]
     return tuple(dict.fromkeys(found))[:MOST]
+
+
+def _earlier(evidence: Sequence[Evidence]) -> Iterator[str]:
+    """Core dumps that are told of beside the crash's own."""
+    dumps = [item.text for item in evidence if item.source is Source.CORE_DUMP and item.data.get("kind") is None]
+    if len(dumps) > 1:
+        yield f"{len(dumps)} core dumps of the engine within a day, such as: {dumps[-1]}"
 
 
 def stacks_in(lines: Sequence[str]) -> list[str]:

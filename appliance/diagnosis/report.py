@@ -52,7 +52,7 @@ def text(diagnosis: Diagnosis, *, did: str | None = None, found: Sequence[str] =
     if diagnosis.refuted:
         lines += ["Refuted", *(f"  {item.cause.label}: {item.reason}" for item in diagnosis.refuted), ""]
     if found:
-        lines += ["Found in stacks and dumps", *(f"  {item}" for item in found), ""]
+        lines += ["Stacks, dumps and the recorder", *(f"  {item}" for item in found), ""]
     if diagnosis.numbers:
         lines += ["Numbers", *(f"  {name:<16} {number(name, value)}" for name, value in diagnosis.numbers), ""]
     if diagnosis.remedies:
@@ -75,7 +75,7 @@ def markdown(diagnosis: Diagnosis, found: Sequence[str] = ()) -> str:
     if diagnosis.refuted:
         lines += ["Refuted:", *(f"- `{item.cause.label}`: {item.reason}" for item in diagnosis.refuted), ""]
     if found:
-        lines += ["Found in stacks and dumps:", *(f"- {item}" for item in found), ""]
+        lines += ["Stacks, dumps and the recorder:", *(f"- {item}" for item in found), ""]
     if diagnosis.remedies:
         lines += ["What to do:", *(f"{index}. {remedy}" for index, remedy in enumerate(diagnosis.remedies, 1)), ""]
     return "\n".join(lines).rstrip() + "\n"

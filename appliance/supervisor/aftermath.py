@@ -13,6 +13,7 @@ import structlog
 from appliance.core.evidence import Evidence, Source
 from appliance.core.flight import FlightRecord
 from appliance.diagnosis.flight import DUMPS_WITHIN_S, core_dumps, findings
+from appliance.planner.inputs import DEFAULT_RED_LINE
 from appliance.supervisor.core_dumps import Death, Dump, dump_of, dumps_of
 from appliance.supervisor.incidents import IncidentStore
 
@@ -47,7 +48,8 @@ async def examine(
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_MAX_S):
             await settled()
-    shown = findings(flight.samples) if flight is not None else []
+    red_line_bytes = round(DEFAULT_RED_LINE * flight.vram_total_bytes) if flight is not None else 0
+    shown = findings(flight.samples, red_line_bytes=red_line_bytes or None) if flight is not None else []
     if shown:
         store.add_evidence(incident_id, shown)
     if program:

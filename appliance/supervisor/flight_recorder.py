@@ -50,7 +50,8 @@ class FlightRecorder:
     @property
     def record(self) -> FlightRecord | None:
         """What an incident keeps."""
-        return FlightRecord.of(self._samples) if self._samples else None
+        total_bytes = sum(gpu.total_bytes for gpu in self._cards[-1].gpus) if self._cards else 0
+        return FlightRecord.of(self._samples, total_bytes) if self._samples else None
 
     def since(self, time_s: float) -> tuple[FlightRecord, tuple[CardsSample, ...]]:
         """What was sampled after that moment: the sums, and card by card."""

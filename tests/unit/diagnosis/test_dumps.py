@@ -73,6 +73,15 @@ def test_a_quiet_log_has_none() -> None:
     assert found_in([Evidence(Source.ENGINE_LOG, line) for line in lines]) == ()
 
 
+def test_the_recorder_s_findings_are_told_beside_them() -> None:
+    """The three quick checks: jitter, counts out of bounds, dumps of the last day."""
+    swing = Evidence(Source.NVML, "video memory swung by 412.00 MiB within 3 min 0 s", data={"kind": "vram_swing"})
+    sample = Evidence(Source.NVML, "a sample", data={"kind": "sample"})
+    dumps = [Evidence(Source.CORE_DUMP, f"core dump of python (SIGSEGV) /cores/{number}", data={"signal": "SIGSEGV"}) for number in (1, 2)]
+    told = found_in([sample, swing, *dumps])
+    assert told == (swing.text, "2 core dumps of the engine within a day, such as: core dump of python (SIGSEGV) /cores/2")
+
+
 def test_torch_s_own_lists_are_lists() -> None:
     """Its C++ writes lists of numbers by the name of a function that makes them."""
     sizes = b"ctorch.jit._pickle\nbuild_intlist\n(](K\x01M\x00\x10etR"

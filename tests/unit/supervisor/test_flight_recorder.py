@@ -47,6 +47,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_recorder, "SAMPLE_S", 0.01)
 
 
+async def test_use_over_the_red_line_can_be_told() -> None:
+    """The record says what the cards have, so that 95 % of it can be a line."""
+    cards = NvmlReport(gpus=(NvmlGpu(used_bytes=980 * MIB, total_bytes=1000 * MIB), NvmlGpu(used_bytes=990 * MIB, total_bytes=1000 * MIB)))
+    record = (await recorded(cards)).record
+    assert record is not None and record.vram_total_bytes == 2000 * MIB
+    assert any("red line" in item.text for item in findings(record.samples, red_line_bytes=round(0.95 * record.vram_total_bytes)))
+
+
 async def test_cards_and_engine_are_sampled_together() -> None:
     """Memory of all cards, the hottest one, all power, and the engine's own counters."""
     recorder = await recorded(gpus(1000, 2000))
