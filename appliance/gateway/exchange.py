@@ -202,7 +202,7 @@ def _given(request: LiveRequest, way: Way) -> tuple[bytes, Take, Headers]:
     match way:
         case Way.IDS:
             known = request.notes.document(sent=bool(request.sent_bytes) or not request.stream)
-            return known + request.body if known else request.body, request.notes.take, [(ASK, b"%d" % len(known))]
+            return known + request.body if known else request.body, _noted(request), [(ASK, b"%d" % len(known))]
         case Way.MESSAGE:
             rest = going_on(request.path, request.body, request.said)
             if rest is None:
@@ -213,6 +213,19 @@ def _given(request: LiveRequest, way: Way) -> tuple[bytes, Take, Headers]:
         case Way.PLAIN:
             kept = request.keeps_text or not request.why_incomparable()
             return request.body, request.said.take if kept else _as_it_is, []
+
+
+def _noted(request: LiveRequest) -> Take:
+    """Notes are kept; where the engine makes none (of several answers to one request), what is said is."""
+    notes = request.notes
+
+    def take(events: bytes) -> bytes:
+        told = notes.take(events)
+        if told and not notes.ticket and not request.why_incomparable():
+            request.said.take(told)
+        return told
+
+    return take
 
 
 def _as_it_is(events: bytes) -> bytes:

@@ -110,8 +110,13 @@ class LiveRequest:
         """What could be done if the engine died now."""
         if not self.sent_bytes:
             return Resumability.REPLAY
-        can = self.notes.usable or self.keeps_text or not self.why_incomparable()
+        can = self.notes.usable or self.keeps_text or self.comparable
         return Resumability.CONTINUE if can else Resumability.FAIL
+
+    @property
+    def comparable(self) -> bool:
+        """All that was sent is kept, and a second run could be measured against it. (What was noted is not kept.)"""
+        return not self.notes.ticket and not self.why_incomparable()
 
     @property
     def keeps_text(self) -> bool:
@@ -131,7 +136,7 @@ class LiveRequest:
     def progress(self) -> Progress:
         """For the choice of a way on."""
         sent = bool(self.sent_bytes)
-        comparable = sent and not self.notes.usable and not self.why_incomparable()
+        comparable = sent and self.comparable
         plain = sent and self.keeps_text and self.said.beginning() is not None
         return Progress(sent, self.notes.usable, comparable, self.path in GENERATING and self.method == "POST", plain)
 

@@ -147,6 +147,32 @@ async def test_a_stream_goes_on_over_three_crashes_as_if_nothing_had_happened(ru
     assert status["totals"]["upstream_losses"]["reset"] == 3
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+async def test_several_answers_are_said_again_and_what_was_sent_is_swallowed(run_dir: Path, sampled: bool) -> None:
+    """Of n answers the engine notes nothing: a greedy stream is compared, a sampled one ends in an error; nothing is said twice."""
+    body = STREAM | {"n": 2, "temperature": 0.9 if sampled else 0}
+    async with engines_that_note(run_dir) as by_ids, by_ids.asked("/v1/chat/completions", body) as reader:
+        await reader.events_until(20)
+        await by_ids.crash()
+        await by_ids.start()
+        events = await reader.rest()
+        undisturbed = events_in((await by_ids.gateway.post(body)).body)
+    if sampled:
+        assert events[-1]["error"]["code"] == "engine_lost"
+        return
+    for index in (0, 1):
+        assert text_of_choice(events, index) == text_of_choice(undisturbed, index)
+    assert events[-2]["usage"] == undisturbed[-2]["usage"]
+    assert events[-1] == "[DONE]"
+    assert len({event["id"] for event in events[:-1]}) == 1
+
+
+def text_of_choice(events: list[Any], index: int) -> str:
+    """One of several answers."""
+    choices = [choice for event in events if isinstance(event, dict) for choice in event["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices if choice["index"] == index)
+
+
 async def test_sglangs_stream_that_repeats_all_so_far_goes_on_too(run_dir: Path) -> None:
     """/generate: each event has the whole text, each longer than the one before."""
     body = {"text": "Ein いろは Test. ", "stream": True, "sampling_params": {"max_new_tokens": 60, "ignore_eos": True}}
