@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import random
@@ -42,6 +43,7 @@ from tests.fakes.scripted_appliance import free_port
 from tests.integration.supervisor.harness import Applianced, wait_for
 
 ROOT = Path(__file__).parents[2]
+SPARE = "ours, with a warm spare"
 GOAL_MEDIAN_S, GOAL_WORST_S = 1.0, 2.0
 ANSWER_TOKENS = 96
 BEFORE_KILL = (5, 60)
@@ -249,8 +251,8 @@ def measure_other(name: str, port: int, kills: int, under: contextlib.AbstractCo
         first_token(port, time.monotonic() + START_S)
         for number in range(kills):
             stream = tokens(port, question(number % 4))
-            for _ in range(draw.randint(*BEFORE_KILL)):
-                next(stream)
+            for _ in itertools.islice(stream, draw.randint(*BEFORE_KILL)):  # its answer may be shorter than ours
+                pass
             os.kill(wait_for(lambda: parent.children(), "the server", START_S)[0].pid, signal.SIGKILL)
             killed_s = time.monotonic()
             with contextlib.suppress(OSError, http.client.HTTPException, StopIteration):
@@ -275,8 +277,8 @@ def first_token(port: int, until_s: float) -> None:
             time.sleep(RETRY_S)
 
 
-def others(options: argparse.Namespace, missing: list[str]) -> Iterator[Callable[[], Result]]:
-    """Every server under every supervisor that is there."""
+def others(options: argparse.Namespace, missing: list[str]) -> Iterator[tuple[str, Callable[[], Result]]]:
+    """Every server under every supervisor that is there: the row's name, and how it is measured."""
     servers: list[tuple[str, Callable[[int], list[str]]]] = [
         ("our bare engine", lambda port: [sys.executable, "-m", "appliance.engine", "--model", str(options.model), "--port", str(port)])
     ]
@@ -306,7 +308,7 @@ def others(options: argparse.Namespace, missing: list[str]) -> Iterator[Callable
                     context = shell_loop(command(port), folder) if loop else supervisord(command(port), folder, options.supervisord)
                     return measure_other(f"{server} under {under}", port, options.others, context)
 
-            yield measure
+            yield f"{server} under {under}", measure
 
 
 def arguments() -> argparse.Namespace:
@@ -318,6 +320,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--supervisord", default=shutil.which("supervisord"))
     parser.add_argument("--llama-server", default=shutil.which("llama-server"))
     parser.add_argument("--gguf", help="the model for llama-server")
+    parser.add_argument("--only", default="", help="measure the rows with this in their names [default: all]")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -326,9 +329,12 @@ def main() -> int:
     """Exit code 1 when the goal is missed or an answer was wrong."""
     options, missing = arguments(), list[str]()
     began = os.getloadavg()
-    spare = measure_ours("ours, with a warm spare", options.model, options.kills, spare=True)
-    results = [spare, measure_ours("ours, without", options.model, options.others, spare=False)]
-    results += [measure() for measure in others(options, missing)]
+    rows: list[tuple[str, Callable[[], Result]]] = [
+        (SPARE, lambda: measure_ours(SPARE, options.model, options.kills, spare=True)),
+        ("ours, without", lambda: measure_ours("ours, without", options.model, options.others, spare=False)),
+        *others(options, missing),
+    ]
+    results = [measure() for name, measure in rows if options.only in name]
     if options.json:
         print(json.dumps({result.name: {"next_token_s": result.next_token_s, "phases_ms": result.phases_ms} for result in results}))
     else:
@@ -344,8 +350,10 @@ def main() -> int:
             for note in result.notes:
                 print(f"  {note}")
         print("\nnot had here:", "; ".join(missing))
-    met = statistics.median(spare.next_token_s) < GOAL_MEDIAN_S and max(spare.next_token_s) < GOAL_WORST_S
-    print(f"the goal (median under {GOAL_MEDIAN_S:g} s, worst under {GOAL_WORST_S:g} s) is {'met' if met else 'MISSED'}", file=sys.stderr)
+    spare = [result.next_token_s for result in results if result.name == SPARE]
+    met = all(statistics.median(times) < GOAL_MEDIAN_S and max(times) < GOAL_WORST_S for times in spare)
+    verdict = ("met" if met else "MISSED") if spare else "not looked at"
+    print(f"the goal (median under {GOAL_MEDIAN_S:g} s, worst under {GOAL_WORST_S:g} s) is {verdict}", file=sys.stderr)
     return 0 if met and not any(result.goes_on == "WRONG TEXT" for result in results) else 1
 
 
