@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from appliance.core.launch import Endpoint
+from appliance.core.publication import Publication
+from appliance.core.states import EngineState
 from appliance.core.units import GIB
 from tests.fakes.scripted_appliance import ScriptedAppliance
 
@@ -30,6 +33,11 @@ class ScriptedBox(ScriptedAppliance):
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
         answers = (self.status, self.ladder, self.timeline, self.flight, self.dossier, self.restart, self.drain, self.resume)
         self.verbs = {answer.__name__: answer for answer in answers}
+
+    def say_serving(self, sentence: str) -> None:
+        """The running engine, on a safer rung than the configured one, in these words."""
+        endpoint = Endpoint(socket_path=str(self.run_dir / f"engine-{self.generation}.sock"))
+        self.board.post(Publication(EngineState.DEGRADED, self.generation, endpoint, self.limits, sentence, None))
 
     async def status(self, _: Mapping[str, Any]) -> Json:
         """As applianced says it."""

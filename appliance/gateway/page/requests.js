@@ -3,8 +3,8 @@
 import { byId, fillTable, setText } from "./dom.js";
 import * as format from "./format.js";
 
-const SLOTS = [["Request"], ["Whose"], ["Endpoint"], ["Prompt", true], ["Tokens", true], ["Age", true], ["Last token", true], ["Life", true], ["Try", true]];
-const QUEUE = [["Place", true], ["Request"], ["Whose"], ["Class"], ["Tokens", true], ["Has waited", true], ["Will wait about", true]];
+const SLOTS = [["Request"], ["Tokens", true], ["Age", true], ["Last token", true], ["Prompt", true], ["Whose"], ["Endpoint"], ["Life", true], ["Try", true]];
+const QUEUE = [["Place", true], ["Request"], ["Will wait about", true], ["Has waited", true], ["Tokens", true], ["Whose"], ["Class"]];
 
 export function showRequests({ slots, queue, kv_tokens: kv }) {
   const pool = kv.pool ? `; ${format.number(kv.reserved)} of ${format.number(kv.pool)} tokens of the KV pool are reserved for them` : "";
@@ -17,12 +17,12 @@ export function showRequests({ slots, queue, kv_tokens: kv }) {
 function slotRow(one) {
   return [
     one.request_id,
-    one.key || "–",
-    one.path,
-    format.number(one.prompt_tokens),
     format.number(one.tokens),
     format.seconds(one.age_s),
     one.last_token_s === null ? "none yet" : `${format.seconds(one.last_token_s)} ago`,
+    format.number(one.prompt_tokens),
+    one.key || "–",
+    one.path,
     String(one.generation),
     String(one.attempt),
   ];
@@ -32,10 +32,10 @@ function queueRow(one) {
   return [
     String(one.position + 1),
     one.request_id,
+    format.seconds(one.estimated_wait_s),
+    format.seconds(one.waited_s),
+    format.number(one.tokens),
     one.key || "–",
     one.priority,
-    format.number(one.tokens),
-    format.seconds(one.waited_s),
-    format.seconds(one.estimated_wait_s),
   ];
 }
