@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from appliance.backends.gguf_header import MAGIC, context_length
 from appliance.backends.model_folder import named_path
 from appliance.backends.native import served_name
 from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, configured_rung, count_in, json_object, plain_ids
@@ -24,7 +26,6 @@ from appliance.core.plan import Rung
 
 CHUNK_TOKENS = 256
 """Half of its own: on a CPU nothing is lost by it, and others wait half as long."""
-_MAGIC = b"GGUF"
 _SAMPLE = r"^llamacpp:{} (\S+)$"
 _FIGURES = {
     name: re.compile(_SAMPLE.format(name).encode(), re.MULTILINE) for name in ("n_decode_total", "requests_processing", "requests_deferred")
@@ -46,8 +47,10 @@ class LlamacppBackend:
         return Voice("/metrics", counters_of, (("/props", limits_of),), whole_batches=True)
 
     def first_rung(self, config: Config) -> Rung:
-        """As configured. A context of 0 is that of the file, which the engine reads."""
-        return configured_rung(config, config.engine.context_length_tokens, config.engine.kv_dtype, CHUNK_TOKENS)
+        """As configured; without a context, that of the file."""
+        context = config.engine.context_length_tokens or context_length(_file(Path(config.model.path)) or Path())
+        rung = configured_rung(config, context, config.engine.kv_dtype, CHUNK_TOKENS)
+        return replace(rung, tensor_parallel=config.engine.tensor_parallel)
 
     def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
         """Its options and variables."""
@@ -136,15 +139,21 @@ def _program(config: Config) -> str:
 def _checked_file(config: Config) -> Path:
     """The GGUF file that is named, or the only one, or the first of a split one, in the folder that is. Raises ModelError."""
     path = named_path(config)
+    file = _file(path)
+    if file is None:
+        several = any(path.glob("*.gguf"))
+        raise ModelError(f"{path} holds {'several' if several else 'no'} GGUF files", hint="name one in model.path")
+    with file.open("rb") as stream:
+        start = stream.read(4)
+    if start != MAGIC:
+        raise ModelError(f"{file} is no GGUF file: it begins with {start!r}", hint="download it again, or convert it")
+    return file.resolve()
+
+
+def _file(path: Path) -> Path | None:
     there = [path] if path.is_file() else sorted(path.glob("*.gguf"))
     files = there if len(there) == 1 else [file for file in there if re.search(r"-0*1-of-\d+\.gguf$", file.name)]
-    if len(files) != 1:
-        raise ModelError(f"{path} holds {'several' if there else 'no'} GGUF files", hint="name one in model.path")
-    with files[0].open("rb") as stream:
-        start = stream.read(4)
-    if start != _MAGIC:
-        raise ModelError(f"{files[0]} is no GGUF file: it begins with {start!r}", hint="download it again, or convert it")
-    return files[0].resolve()
+    return files[0] if len(files) == 1 else None
 
 
 def _completion(config: Config, prompt: object) -> ProofRequest:

@@ -14,17 +14,26 @@ from appliance.planner.ladder import MOST_RUNGS
 
 FRACTION_STEP = 0.02
 LOWEST_FRACTION = 0.5
-SMALLEST_CHUNK_TOKENS = 256
+SMALLEST_CHUNK_TOKENS = 64
 SMALLEST_CONTEXT_TOKENS = 1024
 
 Step = Callable[[Rung], Rung | None]
 
 
 def card_ladder(first: Rung) -> tuple[Rung, ...]:
-    """Below rung 0. Steps that cannot be made are left out."""
+    """Below rung 0 of an engine with a fraction and features of its own. Steps that cannot be made are left out."""
+    return _below(first, _STEPS)
+
+
+def llamacpp_ladder(first: Rung) -> tuple[Rung, ...]:
+    """Of llama.cpp, which takes all of its memory at the start, most of it for the context."""
+    return _below(first, _LLAMACPP_STEPS)
+
+
+def _below(first: Rung, steps: tuple[Step, ...]) -> tuple[Rung, ...]:
     rungs: list[Rung] = []
     now = first
-    for step in _STEPS:
+    for step in steps:
         after = step(now)
         if after is not None and len(rungs) < MOST_RUNGS:
             now = replace(after, index=now.index + 1, plan=None)
@@ -99,3 +108,10 @@ _STEPS: tuple[Step, ...] = (
     _lower_fraction,
     _half_context,
 )
+_LLAMACPP_STEPS: tuple[Step, ...] = (
+    _half_context, _half_chunk, _half_running,
+    _off("cuda_graph", "decode speed: no CUDA graphs", "their memory, and one thing less that can hang"),
+    _half_context, _half_chunk, _half_running,
+    _off("attention_backend", "attention speed: no flash attention", "other kernels than those that failed"),
+    _half_context, _half_running, _half_context,
+)  # fmt: skip

@@ -9,14 +9,14 @@ from appliance.config.schema import Config
 from appliance.core.errors import ApplianceError
 from appliance.core.plan import GpuFacts, MemoryPlan, ModelFacts, Rung
 from appliance.planner.calibration import Calibration, calibrated
-from appliance.planner.card_ladder import card_ladder
+from appliance.planner.card_ladder import card_ladder, llamacpp_ladder
 from appliance.planner.engines import ENGINES, rules_of
 from appliance.planner.inputs import Measured, PlanInputs
 from appliance.planner.ladder import native_ladder
 from appliance.planner.model_files import model_facts
 
-_ON_CARDS = ("sglang", "vllm")
-"""Engines with a fraction of a card's memory and features to switch off."""
+_BELOW = {"sglang": card_ladder, "vllm": card_ladder, "llamacpp": llamacpp_ladder}
+"""Engines with more to give up than chunk, sequences and context, or in another order."""
 
 
 def ladder_of(backend: Backend, config: Config, known: Calibration | None = None, place: GpuFacts | None = None) -> tuple[Rung, ...]:
@@ -28,8 +28,7 @@ def ladder_of(backend: Backend, config: Config, known: Calibration | None = None
     """
     first = backend.first_rung(config)
     different: dict[tuple[object, ...], Rung] = {}
-    below = card_ladder if backend.name in _ON_CARDS else native_ladder
-    for rung in (first, *below(first)):
+    for rung in (first, *_BELOW.get(backend.name, native_ladder)(first)):
         different.setdefault(backend.told(config, rung), rung)
     rungs = tuple(replace(rung, index=index) for index, rung in enumerate(different.values()))
     if backend.name not in ENGINES or place is None:

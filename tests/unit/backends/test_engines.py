@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,31 @@ def test_llama_server_gets_the_file_and_the_rung(tmp_path: Path) -> None:
     assert "--kv-unified" in spec.argv
     rung = backend.first_rung(llama(tmp_path))
     assert backend.told(llama(tmp_path), rung) != backend.told(llama(tmp_path), replace(rung, max_running=1))
+
+
+def pair(key: str, kind: int, value: bytes) -> bytes:
+    """Of a GGUF header."""
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+
+
+@pytest.mark.parametrize(
+    ("pairs", "context"),
+    [
+        (
+            (pair("general.architecture", 8, struct.pack("<Q", 5) + b"llama"), pair("llama.context_length", 4, struct.pack("<I", 8192))),
+            8192,
+        ),
+        ((pair("a.flag", 7, b"\x01"), pair("a.tokens", 9, struct.pack("<IQ", 8, 0)), pair("a.context_length", 4, struct.pack("<I", 1))), 0),
+        ((pair("a.name", 8, struct.pack("<Q", 2**60)),), 0),
+        ((), 0),
+    ],
+)
+def test_the_files_own_context_is_rung_zero(tmp_path: Path, pairs: tuple[bytes, ...], context: int) -> None:
+    """Out of its first pairs; 0 where they do not say, and for a broken file."""
+    config = llama(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(pairs))
+    assert backend_of(config).first_rung(config).context_length_tokens == context
+    set_to = replace(config, engine=replace(config.engine, context_length_tokens=512))
+    assert backend_of(set_to).first_rung(set_to).context_length_tokens == 512
 
 
 def test_a_file_that_llama_cpp_cannot_take_is_named(tmp_path: Path) -> None:

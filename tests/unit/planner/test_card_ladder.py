@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.core.plan import Rung
-from appliance.planner.card_ladder import card_ladder
+from appliance.planner.card_ladder import card_ladder, llamacpp_ladder
 from appliance.planner.features import FEATURES
 
 FIRST = Rung(0, 0.93, 102_400, 2048, 4, "fp8_e4m3", state_slots=12)
@@ -33,5 +33,14 @@ def test_what_only_several_cards_or_a_drafter_have_is_switched_off_there() -> No
 
 def test_the_smallest_setting_has_little_below_it() -> None:
     """Only what is switched off."""
-    least = Rung(0, 0.5, 1024, 256, 1, "auto")
+    least = Rung(0, 0.5, 1024, 64, 1, "auto")
     assert {frozenset({"cuda_graph"}) <= rung.features_off or len(rung.features_off) == 1 for rung in card_ladder(least)} == {True}
+
+
+def test_llama_cpp_gives_up_context_first() -> None:
+    """Its KV cache is taken whole at the start; 8-bit caches need flash attention, which goes last."""
+    first = Rung(0, 0.9, 8192, 256, 4, "auto")
+    ladder = (first, *llamacpp_ladder(first))
+    assert [rung.context_length_tokens for rung in ladder[:3]] == [8192, 4096, 4096]
+    assert ladder[-1].max_running == 1
+    assert all(now.context_length_tokens <= before.context_length_tokens for now, before in zip(ladder[1:], ladder, strict=False))
