@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ KEPT_S = 1.0
 """Several who scrape at the same time cause one question."""
 PAGE_MAX_BYTES = 2 * 1024**2
 INCIDENTS_ASKED = 1000
+FLIGHT_S = 5.0
+"""Of the flight recorder, which has a sample a second, the last one of these."""
 OURS = "appliance_engine_"
 
 
@@ -75,6 +78,15 @@ SERIES = (
     Series("preemptions", "Sequences set back for want of KV blocks.", ("vllm:num_preemptions",), counts=True),
 )
 """Counters stand here without their `_total`, which the parser takes off."""
+
+
+_CARD_COLUMNS = (
+    ("total_bytes", "memory_bytes", "Memory of the card."),
+    ("used_bytes", "memory_used_bytes", "Memory of the card that is taken, by whomever."),
+    ("power_w", "power_watts", "What the card draws."),
+    ("temperature_c", "temperature_celsius", "The card's temperature."),
+    ("pcie_replays", "pcie_replays", "Packets that the card's link has sent again since the driver was loaded."),
+)
 
 
 class Sources:
@@ -124,10 +136,18 @@ class Sources:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 status = await self._control.ask("status")
-                return [*_of_status(status), await self._incidents(status.get("last_incident"))]
+                return [*_of_status(status), *await self._cards(), await self._incidents(status.get("last_incident"))]
         except (ApplianceError, TimeoutError) as error:
             log.debug("applianced's status: %s", error)
             return []
+
+    async def _cards(self) -> list[Metric]:
+        try:
+            flight = await self._control.ask("flight", since_s=time.time() - FLIGHT_S)
+        except ApplianceError as error:  # an applianced that has no such verb, before an upgrade is complete
+            log.debug("applianced's flight recorder: %s", error)
+            return []
+        return list(_of_cards(flight.get("cards")))
 
     async def _incidents(self, last: object) -> Metric:
         """Asked again only when there is a new one."""
@@ -171,12 +191,31 @@ def _of_status(status: dict[str, Any]) -> Iterable[Metric]:
         yield GaugeMetricFamily("appliance_engine_rungs", "Serving settings that there are.", rungs)
     if isinstance(restarts, int):
         yield CounterMetricFamily("appliance_engine_restarts", "Engine lives beyond the first since applianced started.", restarts)
+    xids = status.get("xids")
+    if isinstance(xids, dict):
+        counted = CounterMetricFamily("appliance_gpu_xids", "Xid messages of the NVIDIA driver in the kernel's log.", labels=("xid",))
+        for number, count in xids.items():
+            counted.add_metric((number,), count)
+        yield counted
     sensors = status.get("sensors")
     if isinstance(sensors, dict):
         family = GaugeMetricFamily("appliance_sensor_up", "1 while this source of evidence works.", labels=("sensor",))
         for name, sensor in sorted(sensors.items()):
             family.add_metric((name,), float(isinstance(sensor, dict) and sensor.get("ok") is True))
         yield family
+
+
+def _of_cards(cards: object) -> Iterable[Metric]:
+    """The last sample of each card."""
+    for column, name, text in _CARD_COLUMNS:
+        family = GaugeMetricFamily(f"appliance_gpu_{name}", text, labels=("card",))
+        for card in cards if isinstance(cards, list) else []:
+            values = card.get(column) if isinstance(card, dict) else None
+            value = values[-1] if isinstance(values, list) and values else values
+            if isinstance(value, int | float):
+                family.add_metric((str(card.get("address")),), value)
+        if family.samples:
+            yield family
 
 
 def _of_plan(plan: object) -> Iterable[Metric]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -49,6 +49,8 @@ class EvidenceDesk:
         """Cards that this life never touched, because they were lost before it began."""
         self.inflight: tuple[InflightRequest, ...] = ()
         """What the gateway said last."""
+        self.xids: Counter[int] = Counter()
+        """Of the kernel's log, as far back as it was read."""
 
     def begin_life(self, lost: frozenset[str] = frozenset()) -> None:
         """A new engine: what was found out about the old one is not about it. Kernel and gateway go on."""
@@ -65,6 +67,9 @@ class EvidenceDesk:
     def add_kernel(self, line: KernelLine, card: str | None = None) -> None:
         """As read; `card`: the address of the one that it is about."""
         data: dict[str, object] = {"sequence": line.sequence, "replayed": line.replayed} | ({"card": card} if card else {})
+        xid = _XID.search(line.text)
+        if xid is not None:
+            self.xids[int(xid[1])] += 1
         now_s = time.monotonic()
         moment_s = min(line.uptime_s, now_s) if line.replayed and line.uptime_s is not None else now_s
         item = Evidence(Source.KERNEL_LOG, line.text, line.time_s, 0, self._boot_id, data)

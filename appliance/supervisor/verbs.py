@@ -63,6 +63,7 @@ class Verbs:
             "uptime_s": round(time.time() - supervisor.began_s, 3),
             "state_for_s": round(time.monotonic() - state.since_s, 3),
             "sensors": supervisor.sensors(),
+            "xids": {str(number): count for number, count in sorted(supervisor.desk.xids.items())},
         }
 
     async def incidents(self, arguments: Arguments) -> Arguments:

@@ -29,8 +29,18 @@ STATUS = {
     "rungs": 4,
     "restarts": 2,
     "last_incident": {"incident_id": "inc-2"},
+    "xids": {"31": 2, "79": 1},
     "sensors": {"kernel_log": {"ok": True, "detail": "works"}, "gpu": {"ok": False, "detail": "no card"}},
 }
+CARD = {
+    "address": "0000:01:00",
+    "total_bytes": 2**34,
+    "used_bytes": [1, 2**33],
+    "power_w": [250.5],
+    "temperature_c": [61],
+    "pcie_replays": [3],
+}
+FLIGHT = {"samples": [], "cards": [CARD, {"address": "0000:02:00", "total_bytes": 2**34, "used_bytes": [], "power_w": [None]}]}
 INCIDENTS = {"incidents": [{"diagnosis": {"cause": cause}} for cause in ("oom_prefill", "oom_prefill", "hang")]}
 NAME = re.compile(r"`(appliance_[a-z_*]+)`")
 
@@ -60,7 +70,7 @@ async def full_page(run_dir: Path) -> str:
     key = bearer(secrets["alice"])
     folder = str(byte_level_folder(run_dir / "model"))
     scripted = ScriptedAppliance(run_dir)
-    scripted.verbs = {"status": answering(STATUS), "incidents": answering(INCIDENTS)}
+    scripted.verbs = {"status": answering(STATUS), "incidents": answering(INCIDENTS), "flight": answering(FLIGHT)}
     scripted.limits = EngineLimits("tiny", 4096, 4, 4 * 4096)
     await scripted.listen()
     try:
@@ -150,6 +160,11 @@ def test_the_values_are_what_happened(page: str) -> None:
     assert found["appliance_engine_restarts_total",] == 2
     assert found["appliance_incidents", "oom_prefill"] == 2
     assert found["appliance_plan_bytes", "kv_pool"] == 1024
+    assert (found["appliance_gpu_xids_total", "31"], found["appliance_gpu_xids_total", "79"]) == (2, 1)
+    assert found["appliance_gpu_memory_used_bytes", "0000:01:00"] == 2**33
+    assert found["appliance_gpu_memory_bytes", "0000:02:00"] == 2**34
+    assert found["appliance_gpu_power_watts", "0000:01:00"] == 250.5
+    assert ("appliance_gpu_power_watts", "0000:02:00") not in found
     assert found["appliance_sensor_up", "gpu"] == 0
     assert found["appliance_engine_metrics_up",] == 1
     assert found["appliance_engine_ready",] == 1

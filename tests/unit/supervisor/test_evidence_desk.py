@@ -140,3 +140,13 @@ def test_a_wall_clock_that_jumps_loses_no_evidence(monkeypatch: pytest.MonkeyPat
     desk.add_report("client_disconnect", ())
     assert {item.source for item in desk.collect([])} == {Source.KERNEL_LOG, Source.GATEWAY}
     assert verdict(desk) is Cause.CUDA_ILLEGAL_ACCESS
+
+
+def test_xids_are_counted_by_their_number() -> None:
+    """Also those from before our start, as far back as the kernel's log goes."""
+    desk = EvidenceDesk("boot")
+    for number, replayed in ((31, False), (31, True), (79, False)):
+        desk.add_kernel(KernelLine(f"NVRM: Xid (PCI:0000:01:00): {number}, pid=1", time.time(), number, replayed=replayed, uptime_s=1.0))
+    desk.add_kernel(KernelLine("NVRM: GPU 0000:01:00.0: RmInitAdapter failed!", time.time(), 9, replayed=False))
+    desk.begin_life()
+    assert desk.xids == {31: 2, 79: 1}
