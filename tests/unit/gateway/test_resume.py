@@ -92,6 +92,11 @@ def test_the_chance_that_an_engine_dies_anyway() -> None:
         (Progress(sent=True, noted=False, comparable=True, generates=True), ContinuesBy.REPLAY, Way.REPLAY),
         (Progress(sent=True, noted=False, comparable=True, generates=True), ContinuesBy.IDS, Way.REPLAY),
         (Progress(sent=True, noted=False, comparable=False, generates=True), ContinuesBy.IDS, None),
+        (Progress(sent=False, noted=False, comparable=False, generates=True), ContinuesBy.MESSAGE, Way.PLAIN),
+        (Progress(sent=True, noted=False, comparable=False, generates=True, plain=True), ContinuesBy.MESSAGE, Way.MESSAGE),
+        (Progress(sent=True, noted=False, comparable=True, generates=True, plain=True), ContinuesBy.MESSAGE, Way.MESSAGE),
+        (Progress(sent=True, noted=False, comparable=True, generates=True), ContinuesBy.MESSAGE, Way.REPLAY),
+        (Progress(sent=True, noted=False, comparable=False, generates=True, plain=True), ContinuesBy.REPLAY, None),
     ],
 )
 def test_the_way_on_follows_from_what_was_sent_and_what_the_engine_can(progress: Progress, engine: ContinuesBy, way: Way | None) -> None:
