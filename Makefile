@@ -57,6 +57,7 @@ format: venv ## Lay the code out as `make check` wants it, and rewrite what is g
 	$(BIN)/python -m appliance.config.annotate > etc/appliance.toml
 	$(BIN)/python -m appliance.cli.manual > docs/man/appliancectl.1
 	$(BIN)/python -m appliance.config.manual > docs/man/appliance.toml.5
+	$(BIN)/python -m appliance.config.reference > docs/configuration.md
 	$(BIN)/python -m appliance.supervisor.failures_page > docs/failures.md
 
 bench: venv ## Measure on this machine (tests/bench/)
