@@ -11,6 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from appliance.diagnosis.pattern import Pattern
 
+MOST_KNOWN, LONGEST_KNOWN = 2000, 1000
+"""Lines whose patterns are remembered, by their text without its digits: at most 2 MB of a process that lives for months."""
+_NO_DIGITS = str.maketrans("", "", "0123456789")
 _Trie = dict[str, "_Trie"]
 
 
@@ -43,19 +46,39 @@ class Literals:
         for number, pattern in enumerate(self._patterns):
             for literal in pattern.literals:
                 users.setdefault(literal, set()).add(number)
+        self._numbered = {literal: frozenset(used) for literal, used in users.items() if literal.translate(_NO_DIGITS) != literal}
+        users = {literal: used for literal, used in users.items() if literal not in self._numbered}
         heads = {literal: [literal[:end] for end in range(1, len(literal) + 1) if literal[:end] in users] for literal in users}
         self._users = {literal: frozenset().union(*(users[head] for head in heads[literal])) for literal in users}
         self._search = any_of(users).search
+        self._any = any_of((*users, *self._numbered)).search
+        self._known: dict[str, frozenset[int]] = {}
 
     def any_in(self, text: str) -> bool:
         """Whether any literal is in the line; most lines fail this."""
-        return self._search(text) is not None
+        return self._any(text) is not None
 
     def patterns_of(self, text: str) -> Sequence[Pattern]:
         """Those with a literal in the line, in the order of the catalogue."""
+        found = self._by_words(text.translate(_NO_DIGITS))
+        for literal, used in self._numbered.items():
+            if literal in text:
+                found = found | used
+        return [self._patterns[number] for number in sorted(found)]
+
+    def _by_words(self, text: str) -> frozenset[int]:
+        """By the literals without digits; remembered, for logs repeat themselves with other numbers."""
+        known = self._known.get(text)
+        if known is not None:
+            return known
         found: set[int] = set()
         match = self._search(text)
         while match is not None:
             found |= self._users[match[0]]
             match = self._search(text, match.start() + 1)
-        return [self._patterns[number] for number in sorted(found)]
+        if len(text) > LONGEST_KNOWN:
+            return frozenset(found)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[text] = frozenset(found)
+        return self._known[text]

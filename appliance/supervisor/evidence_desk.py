@@ -27,8 +27,8 @@ KERNEL_BEFORE_S = 600.0
 this life could not start. An OOM kill or an application's Xid does not: it was the end of another life."""
 GATEWAY_WINDOW_S = 30.0
 GATEWAY_MAX = 50
-FAST_HEAD, FAST_TAIL = 300, 1200
-FAST_CHARS = 1000
+FAST_HEAD, FAST_TAIL = 200, 800
+FAST_CHARS = 500
 WINDOW_LINES = 150
 """Engine lines kept in an incident beside those that the verdict cites."""
 

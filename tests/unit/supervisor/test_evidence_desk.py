@@ -11,7 +11,7 @@ from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation
 from appliance.core.evidence import Evidence, Source
 from appliance.gpu.kernel_line import KernelLine
-from appliance.supervisor.evidence_desk import WINDOW_LINES, EvidenceDesk, brief, unasked, window
+from appliance.supervisor.evidence_desk import FAST_CHARS, FAST_HEAD, FAST_TAIL, WINDOW_LINES, EvidenceDesk, brief, unasked, window
 from appliance.supervisor.hang import Hang, Silence
 from appliance.supervisor.log_ring import LogLine
 from appliance.supervisor.process import ExitStatus
@@ -84,9 +84,9 @@ def test_a_flood_does_not_delay_the_verdict() -> None:
     """Thousands of long complaints: beginning and end are read, lines are cut, facts of other sources are all there."""
     flood = [Evidence(Source.ENGINE_LOG, f"{number} " + "x" * 5000, line=number) for number in range(1, 4001)]
     read = brief([*flood, Evidence(Source.EXIT, "killed by SIGKILL")])
-    assert len(read) == 300 + 1200 + 1
+    assert len(read) == FAST_HEAD + FAST_TAIL + 1
     assert (read[0].line, read[-2].line, read[-1].source) == (1, 4000, Source.EXIT)
-    assert max(len(item.text) for item in read) == 1000
+    assert max(len(item.text) for item in read) == FAST_CHARS
 
 
 def test_the_incident_keeps_the_end_and_what_was_cited() -> None:
