@@ -79,6 +79,8 @@ def _own_accounts(kill: Event, case: Case) -> Iterator[Event]:
             continue
         if event.name in ("enospc", "bus_error", "nccl_error", "nccl_watchdog", "address_taken") or event.source is kill.source:
             continue
+        if case.served_after(event):  # it was survived: one request's trouble, a retry
+            continue
         yield event
 
 

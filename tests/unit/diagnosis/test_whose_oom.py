@@ -49,6 +49,12 @@ def test_a_global_kill_of_somebody_else_is_context_for_an_engine_that_died_of_it
     assert verdict(SERVING, kernel, exit_word="SIGSEGV").cause is Cause.SEGFAULT_NATIVE
 
 
+def test_what_the_engine_had_survived_is_no_account_of_its_end() -> None:
+    """One request ran out of the card's memory, others were served after it; then the kernel killed the engine's child."""
+    trouble = "ERROR One request was refused: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert verdict(SERVING + trouble + SERVING, killed("python3", 99), exit_word="137").cause is Cause.HOST_OOM
+
+
 def test_the_engines_own_number_settles_it() -> None:
     """Its log names the process that the kernel killed."""
     found = verdict(SERVING, killed("my-server", 4110), exit_word="137")
