@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from appliance.core.errors import ControlError
 from appliance.core.states import EngineState
 from tests.fakes.scripted_appliance import GatewayProcess, ScriptedAppliance, appliance, eventually, gateway
 from tests.integration.gateway.test_keys import bearer, keys_file
@@ -242,6 +243,33 @@ async def test_an_admin_restarts_and_is_told_what_applianced_says(run_dir: Path)
     assert given == [{"rung": 0, "reason": "asked through the gateway with the key owner"}]
     assert (refused.status, refused.error()["code"]) == (409, "not_now")
     assert (away.status, away.error()["code"]) == (503, "applianced_unreachable")
+
+
+async def test_an_incident_can_be_taken_along_by_whom_it_may(run_dir: Path) -> None:
+    """Markdown for whoever may look, the bundle for an admin; what is no id, and what nobody knows, is named."""
+    keys, secrets = keys_file(run_dir, alice="", owner="admin = true")
+
+    async def dossier(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        if arguments["id"] != "inc-20261130-060000-ab01":
+            raise ControlError(f"no incident {arguments['id']!r} on this box")
+        return {"markdown": "**oom**", **({"bundle": "KLUv/SQ="} if arguments["bundle"] else {})}
+
+    async with appliance(run_dir, f"gateway.api_keys_file={keys}", engine=False) as (running, scripted):
+        await scripted.hang_up()
+        scripted.verbs = {"dossier": dossier}
+        await scripted.listen()
+
+        async def get(kind: str, who: str, incident_id: str = "inc-20261130-060000-ab01") -> Any:
+            return await running.ask("GET", f"/status/incident.{kind}?id={incident_id}", **bearer(secrets[who]))
+
+        report, bundle, refused = await get("md", "alice"), await get("tar.zst", "owner"), await get("tar.zst", "alice")
+        nonsense, unknown = await get("md", "alice", "../../etc/passwd"), await get("md", "alice", "inc-2")
+    assert (report.status, report.headers["content-type"], report.body) == (200, "text/markdown; charset=utf-8", b"**oom**")
+    assert (bundle.status, bundle.body) == (200, bytes.fromhex("28b52ffd24"))
+    assert "inc-20261130-060000-ab01.tar.zst" in bundle.headers["content-disposition"]
+    assert (refused.status, refused.error()["code"]) == (403, "not_admin")
+    assert (nonsense.status, nonsense.error()["code"]) == (400, "invalid_incident")
+    assert (unknown.status, unknown.error()["code"]) == (404, "unknown_incident")
 
 
 def test_buttons_without_keys_are_refused_at_the_start(run_dir: Path) -> None:

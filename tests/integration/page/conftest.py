@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-playwright_api = pytest.importorskip("playwright.async_api", reason="NOT CHECKED: the page in a browser; pip install playwright")
 START_S = 60.0
 EXPECTED = ("Failed to load resource", "net::ERR_")
 """The browser's own words for an answer of 401 or a gateway that is away, which tests bring about."""
@@ -42,7 +41,9 @@ class Tab:
         wanted = "([selector, text]) => document.querySelector(selector)?.textContent.toLowerCase().includes(text.toLowerCase())"
         try:
             await self.page.wait_for_function(wanted, arg=[selector, text], timeout=timeout_s * 1000)
-        except playwright_api.TimeoutError:
+        except Exception as error:
+            if type(error).__name__ != "TimeoutError":
+                raise
             found = await self.page.text_content(selector)
             raise AssertionError(
                 f"{selector} does not show {text!r} within {timeout_s:g} s but {found!r}; console: {self.errors}"
@@ -85,6 +86,7 @@ def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
 @pytest.fixture
 def new_tab(chromium: str) -> NewTab:
     """`async with new_tab(color_scheme="dark") as tab`: a window without a past."""
+    playwright_api = pytest.importorskip("playwright.async_api", reason="NOT CHECKED: the page in a browser; pip install playwright")
 
     @contextlib.asynccontextmanager
     async def tab(**options: Any) -> AsyncIterator[Tab]:

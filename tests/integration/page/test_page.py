@@ -22,6 +22,7 @@ from tests.integration.supervisor.harness import Applianced
 
 SHOWN_S = 2.0
 """A crash is on the page by then."""
+HOSTILE = "<img src=x onerror=alert(1)> & <b>not markup</b>"
 
 
 @asynccontextmanager
@@ -169,6 +170,7 @@ async def test_a_question_is_answered_and_a_report_copied(run_dir: Path, new_tab
     """Through the public API, streamed; and the Markdown of an incident lands on the clipboard."""
     async with boxed(run_dir) as (box, running), new_tab(permissions=["clipboard-read", "clipboard-write"]) as tab:
         box.incidents = [incident(1, time.time() - 60, 1.9)]
+        box.incidents[0]["diagnosis"]["sentence"] = HOSTILE
         await opened(tab, running.port)
         await tab.shows("#model", "fake")
         await tab.page.fill("#try-text", json.dumps({"do": "stream", "events": 5}))
@@ -179,6 +181,11 @@ async def test_a_question_is_answered_and_a_report_copied(run_dir: Path, new_tab
         await tab.page.click("text=Copy report as Markdown")
         await tab.shows("#incidents", "Copied")
         assert "**oom_activation**" in await tab.page.evaluate("() => navigator.clipboard.readText()")
+        await tab.shows("#incidents", HOSTILE)
+        assert await tab.page.locator("#incidents img").count() == 0
+        async with tab.page.expect_download() as download:
+            await tab.page.click("text=Download bundle")
+        assert (await download.value).suggested_filename == f"{box.incidents[0]['incident_id']}.tar.zst"
         await tab.page.click("#snippets summary >> nth=0")
         await tab.shows("#snippets", f"http://127.0.0.1:{running.port}/v1/chat/completions")
         assert tab.faults == []
