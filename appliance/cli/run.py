@@ -15,11 +15,13 @@ import click
 from appliance.cli.config import set_option
 from appliance.cli.models import MODELS, gguf, has_chat_template, model_folder
 from appliance.cli.place import CONTROL_SOCKET, Place, own_state_dir
-from appliance.cli.printing import bold, coloured, good
+from appliance.cli.printing import bad, bold, coloured, good
 from appliance.cli.verbs import Verb
 from appliance.config import Config
 from appliance.core.errors import ConfigError, ExitCode
+from appliance.core.printable import printable
 from appliance.core.publication import Publication
+from appliance.core.states import EngineState
 from appliance.core.units import format_duration
 
 KILL_MARGIN_S = 10.0
@@ -134,12 +136,15 @@ def _serve(
 
 
 def _announcer(url: str, model: Path | None, place: Place, state_dir: Path) -> Callable[[Publication], str | None]:
-    """Says once, when the first engine serves, where it is and how to ask it."""
+    """Says once, when the first engine serves, where it is and how to ask it; and each time that a person is needed, why."""
     started_s = time.monotonic()
     told = False
 
     def announce(publication: Publication) -> str | None:
         nonlocal told
+        if publication.state is EngineState.PARKED:
+            words = f"{bad('Not serving')}: {printable(publication.reason)}"
+            return "\n".join(("", f"  {words}", "", f"  {_ctl(place, state_dir)} resume", "  tries again; Ctrl-C stops.", ""))
         if told or publication.endpoint is None or publication.limits is None:
             return None
         told = True

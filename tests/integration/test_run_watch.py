@@ -58,6 +58,20 @@ def test_what_is_wrong_with_a_named_file_is_said_before_anything_starts(foregrou
     assert not any(word in run.said for word in ("Serving", "applianced", "Traceback"))
 
 
+def test_an_engine_that_cannot_be_started_is_said_and_not_called_serving(foreground: Callable[..., Foreground], tmp_path: Path) -> None:
+    """PARKED: the reason stands there like the address would, with the command that tries again, which works."""
+    engine = [*OWN_ENGINE, "--fail-start", "RuntimeError: not today", "--fail-starts", "1", "--count-in", str(tmp_path)]
+    own = ("--set", f"engine.command={json.dumps(engine)}", "--set", "supervisor.start_failures_max=1")
+    run = foreground(*SETTINGS[:4], *own)
+    said = run.wait_for(r"(?s)\n  Not serving: (parked .*?)\n\n  (\S.*) resume\n")
+    assert "1 failed start" in said[1]
+    assert f"--state-dir {run.state_dir}" in said[2]
+    assert "Serving" not in run.said
+    assert run.ctl("resume").returncode == 0
+    run.wait_until_serving()
+    assert run.stop() == 0
+
+
 def test_an_option_does_not_hide_a_wrong_setting(foreground: Callable[..., Foreground]) -> None:
     """--port stands over gateway.port, and -1 is wrong all the same."""
     run = foreground(*SETTINGS, "--set", "gateway.port=-1")
