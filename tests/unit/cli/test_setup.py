@@ -17,6 +17,7 @@ from appliance.config import load_config
 from appliance.config.runtimes import current_runtime, launch_python, put_in_force, with_runtime
 from appliance.config.schema import Config
 from appliance.core.errors import ApplianceError, BudgetError
+from tests.fakes.small_disk import NEEDS_ROOT, small_disk
 from tests.unit.cli.conftest import Ctl
 
 
@@ -82,6 +83,15 @@ def test_too_little_space_is_told_before_anything_is_made(wheelhouse: Path, tmp_
     monkeypatch.setattr(runtimes, "MIN_FREE_BYTES", 1 << 60)
     with pytest.raises(ApplianceError, match="not enough disk space"):
         runtimes.install(runtimes.Source(_ours(wheelhouse, "1.0"), wheelhouse), tmp_path)
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(("options", "words"), [("ro", "Read-only file system"), ("size=4k,nr_inodes=2", "No space left on device")])
+def test_a_disk_that_takes_nothing_is_one_sentence(options: str, words: str, wheelhouse: Path, tmp_path: Path) -> None:
+    """Read-only, or full: what, where and why."""
+    with small_disk(tmp_path / "disk", options) as disk, pytest.raises(ApplianceError, match=words) as caught:
+        runtimes.install(runtimes.Source(_ours(wheelhouse, "1.0"), wheelhouse), disk / "state")
+    assert str(disk) in str(caught.value)
 
 
 def test_a_runtime_of_another_python_is_none(tmp_path: Path) -> None:
