@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import NoReturn
 
 from appliance.config.schema import ResumeTable
@@ -24,15 +25,21 @@ INCIDENT_WAIT_S = 5.0
 """The same for a request that is quarantined: here the incident is what its sender needs."""
 
 
-class Aftermath:
-    """Applies resume.py's verdicts."""
+Learn = Callable[[LiveRequest, str], None]
 
-    def __init__(self, resume: ResumeTable, gate: Gate, inflight: InflightTable, trials: Trials, quarantine: Quarantine) -> None:
+
+class Aftermath:
+    """Applies resume.py's verdicts. `learn` is told of each request that is convicted, and its fingerprint."""
+
+    def __init__(
+        self, resume: ResumeTable, gate: Gate, inflight: InflightTable, trials: Trials, quarantine: Quarantine, learn: Learn
+    ) -> None:
         self._resume = resume
         self._gate = gate
         self._inflight = inflight
         self._trials = trials
         self._quarantine = quarantine
+        self._learn = learn
 
     def recall(self, request: LiveRequest) -> None:
         """A request comes: one with the same body may have been suspected when its client left."""
@@ -105,6 +112,7 @@ class Aftermath:
         refused = self._quarantine.convict(fingerprint, len(request.losses.crashes), incident_id)
         log.error("request %s is quarantined (fingerprint %s): %s", request.request_id, fingerprint, refused.message)
         self._trials.convicted(request, self._inflight.fingerprint_of, refused)
+        self._learn(request, fingerprint)
         self._gate.explained(request.losses.crashes)
         request.losses.acquit()  # it has been sentenced for these
         raise refused

@@ -97,6 +97,11 @@ def _counted(metrics: Metrics) -> Iterator[Metric]:
     yield requests
     yield _counter("refusals", "Requests that the gateway itself refused, by the code of the error.", "code", metrics.refusals)
     yield _counter("fuse_trips", "Prompts refused for their length, by the code of the error.", "code", metrics.fuse_trips)
+    yield CounterMetricFamily(
+        "appliance_lengths_learned",
+        "Lengths of prompts that were found to kill engines, and are refused for a while.",
+        metrics.learned_lengths,
+    )
     yield _counter("prompts_altered", "Prompts altered for their length: padded or truncated.", "how", metrics.altered)
     yield _counter("upstream_losses", "Exchanges that lost their engine, by how.", "kind", metrics.lost)
     yield _counter("requests_resent", "Requests given to an engine again: from the start, or to go on with.", "how", metrics.resent)

@@ -20,6 +20,7 @@ from appliance.gateway.fitting import Json, Make, longer, shorter
 from appliance.gateway.gate import Gate, Life, Standing
 from appliance.gateway.headers import upstream_head
 from appliance.gateway.inflight import LiveRequest
+from appliance.gateway.lethal_lengths import LethalLengths
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.upstream import LossKind, UpstreamLost
 
@@ -34,25 +35,32 @@ COUNT_TIMEOUT_S = 10.0
 COUNTS_AT_ONCE = 2
 """A burst of long prompts must not take the engine's processor from those who are being answered."""
 ANSWER_MAX_BYTES = 64 * 1024
+LEARN_MAX_S = 300.0
+"""How long the next engine is waited for, to count a prompt that has killed the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is refused: prompts of more than `most_tokens` (0: none), which is `source`, and those of the lengths in `fused`."""
+    """What is refused: prompts of more than `most_tokens` (0: none), which is `source`, and those of the lengths in `fused`.
+
+    Attributes:
+        learned: of `fused`, those that nobody has configured.
+    """
 
     most_tokens: int
     source: str
-    fused: tuple[int, ...]
+    fused: frozenset[int]
+    learned: frozenset[int] = frozenset()
 
 
-def limits_of(admission: AdmissionTable, engine: EngineLimits | None) -> Limits:
+def limits_of(admission: AdmissionTable, engine: EngineLimits | None, learned: frozenset[int] = frozenset()) -> Limits:
     """The owner's limit or the engine's, whichever is lower."""
     most, source = admission.max_prompt_tokens, "[admission] max_prompt_tokens"
     if engine is not None and engine.context_length_tokens:
         own = min(engine.context_length_tokens - 1, engine.max_prompt_tokens or engine.context_length_tokens)
         if not most or own <= most:
             most, source = own, "the engine's"
-    return Limits(most, source, admission.fused_lengths)
+    return Limits(most, source, learned.union(admission.fused_lengths), learned)
 
 
 def must_count(body_bytes: int, limits: Limits) -> bool:
@@ -73,10 +81,13 @@ def judge(prompt_tokens: int, limits: Limits, param: str) -> Refused | None:
         )
     if prompt_tokens in limits.fused:
         fits = next(length for length in range(prompt_tokens - 1, -1, -1) if length not in limits.fused)
+        why = "the engine crashes on some of them: [admission] fused_lengths"
+        if prompt_tokens in limits.learned:
+            why = "engines have died of different ones of this length, alone with each: it is refused for a while"
         return Refused(
             422,
             "length_fused",
-            f"prompts of exactly {prompt_tokens} tokens are refused, because the engine crashes on some of them: [admission] fused_lengths",
+            f"prompts of exactly {prompt_tokens} tokens are refused, because {why}",
             hint=f"make it shorter or longer; the nearest shorter one that fits has {fits} tokens",
             param=param,
         )
@@ -86,12 +97,14 @@ def judge(prompt_tokens: int, limits: Limits, param: str) -> Refused | None:
 class Fuse:
     """Asks the engine of the gate's current life. What cannot be counted is the engine's own to refuse."""
 
-    def __init__(self, admission: AdmissionTable, gate: Gate, metrics: Metrics) -> None:
+    def __init__(self, admission: AdmissionTable, gate: Gate, metrics: Metrics, lethal: LethalLengths) -> None:
         self._admission = admission
+        self._lethal = lethal
+        self._learning: set[asyncio.Task[None]] = set()
         self._gate = gate
         self._metrics = metrics
         self._turn = asyncio.Semaphore(COUNTS_AT_ONCE)
-        self._seen: EngineLimits | None = None
+        self._seen: tuple[EngineLimits | None, frozenset[int]] = (None, frozenset())
         self._limits = limits_of(admission, None)
         self._cannot_count: int | None = None
         """The generation of an engine without the counting endpoint."""
@@ -159,10 +172,36 @@ class Fuse:
 
     def _limits_now(self) -> Limits:
         publication = self._gate.view.publication
-        engine = publication.limits if publication is not None else None
-        if engine is not self._seen:
-            self._seen, self._limits = engine, limits_of(self._admission, engine)
+        engine, learned = publication.limits if publication is not None else None, self._lethal.current()
+        if engine is not self._seen[0] or learned != self._seen[1]:
+            self._seen, self._limits = (engine, learned), limits_of(self._admission, engine, learned)
         return self._limits
+
+    def learn(self, request: LiveRequest, fingerprint: str) -> None:
+        """A request was convicted of killing engines: when the next one is there, it says how long the prompt was."""
+        if request.path in COUNTED and self._admission.length_policy != "any":
+            task = asyncio.get_running_loop().create_task(self._learn(request, fingerprint))
+            self._learning.add(task)
+            task.add_done_callback(self._learning.discard)
+
+    @property
+    def learned(self) -> frozenset[int]:
+        """Lengths that are refused though nobody has configured that."""
+        return self._lethal.current()
+
+    async def _learn(self, request: LiveRequest, fingerprint: str) -> None:
+        due_s = asyncio.get_running_loop().time() + LEARN_MAX_S
+        tokens = request.prompt_tokens
+        while tokens is None and asyncio.get_running_loop().time() < due_s:
+            if self._gate.standing is Standing.OPEN:
+                tokens, refused = await self._counted(request, request.body)
+                if refused is not None or (self._gate.life is not None and self._gate.life.generation == self._cannot_count):
+                    return
+            if tokens is None:
+                await self._gate.news(1.0)
+        if tokens is not None and self._lethal.convicted(tokens, fingerprint):
+            self._metrics.learned_lengths += 1
+            log.warning("prompts of exactly %d tokens are refused from now on: engines died of different ones, alone with each", tokens)
 
     async def _count(self, request: LiveRequest) -> Refused | None:
         """Sets `prompt_tokens`, if the engine answers; its refusal, where it says that the prompt is too long."""

@@ -43,6 +43,8 @@ class Metrics:
         """(key, requests, tokens_in or tokens_out) → how many."""
         self.refusals: Counter[str] = Counter()
         """Code of the error → requests that were refused before the engine had them."""
+        self.learned_lengths = 0
+        """Lengths of prompts that have been found to kill engines."""
         self.altered: Counter[str] = Counter()
         """padded or truncated → prompts that were altered so that their length goes."""
         self.fuse_trips: Counter[str] = Counter()

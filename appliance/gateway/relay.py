@@ -42,7 +42,7 @@ class Relay:
         self.reads = self._lane()
         self.trials = Trials(inflight, lambda: not self.slots.in_use, self._make_room, self.settle)
         self.quarantine = Quarantine(config.resume.quarantine_ttl_s, asyncio.get_running_loop().time)
-        self._aftermath = Aftermath(config.resume, gate, inflight, self.trials, self.quarantine)
+        self._aftermath = Aftermath(config.resume, gate, inflight, self.trials, self.quarantine, fuse.learn)
         self._exchange = Exchange(metrics, self.trials.clear, self._stands_aside, gate.outlives)
 
     def settle(self) -> None:

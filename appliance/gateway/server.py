@@ -31,6 +31,7 @@ from appliance.gateway.fuse import Fuse
 from appliance.gateway.gate import Gate
 from appliance.gateway.inflight import InflightTable, load_key
 from appliance.gateway.intake import Intake
+from appliance.gateway.lethal_lengths import LethalLengths
 from appliance.gateway.live import Live
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.pages import Pages
@@ -64,7 +65,8 @@ class Server:
         self._reporter = Reporter(AsyncControl(self._control_path))
         self._gate = Gate(self._moved)
         metrics, inflight = Metrics(), InflightTable(load_key(state_dir))
-        fuse = Fuse(config.admission, self._gate, metrics)
+        lethal = LethalLengths(config.resume.quarantine_ttl_s, asyncio.get_running_loop().time)
+        fuse = Fuse(config.admission, self._gate, metrics, lethal)
         self._relay = Relay(config, self._gate, fuse, inflight, self._reporter, metrics)
         self._sources = Sources(self._gate, AsyncControl(self._control_path))
         exposition = Exposition(metrics, files.fallback, self._gate, self._relay, inflight, self._policy, self._sources)

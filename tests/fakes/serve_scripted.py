@@ -1,6 +1,6 @@
 """The engine's HTTP side over a scripted engine: in this process for tests, or as a program of its own.
 
-python -m tests.fakes.serve_scripted --socket PATH --model FOLDER [--step-s S] [--load-s S] [--context N] [--poison ID]
+python -m tests.fakes.serve_scripted --socket PATH --model FOLDER [--step-s S] [--load-s S] [--context N] [--poison ID] [--poison-length N]
 """
 
 from __future__ import annotations
@@ -142,11 +142,12 @@ def main() -> None:
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--poison", type=int, default=-1, help="a prompt that begins with this token id ends the process")
+    parser.add_argument("--poison-length", type=int, default=-1, help="a prompt of so many tokens ends the process")
     options = parser.parse_args()
     configure_evidence()
 
     def script(request: GenerateRequest) -> Sequence[int]:
-        if request.prompt_ids[0] == options.poison:
+        if request.prompt_ids[0] == options.poison or len(request.prompt_ids) == options.poison_length:
             os.kill(os.getpid(), signal.SIGKILL)
         return echo(request)
 

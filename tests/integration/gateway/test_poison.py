@@ -147,3 +147,26 @@ async def test_an_innocent_suspect_is_tried_answered_and_holds_up_nobody(run_dir
         answers = await asyncio.wait_for(asyncio.gather(*(gateway.post({"do": "whole"}) for _ in range(10))), 5)
     assert [answer.status for answer in answers] == [200] * 10
     assert scripted.generation == 3
+
+
+async def test_two_killers_of_one_length_have_the_length_refused(run_dir: Path) -> None:
+    """Whatever their words: the third prompt of that length costs no engine, and its neighbours in length are answered."""
+    model = byte_level_folder(run_dir / "model")
+    options = ("--model", str(model), "--step-s", "0.002", "--poison-length", "17")
+
+    def prompt(first: int, length: int) -> Json:
+        return {"prompt": [first, *range(20, 19 + length)], "max_tokens": 3}
+
+    async with watched(run_dir, *options, program="serve_scripted.py", limits=BY_IDS) as (gateway, scripted):
+        first = await gateway.post(prompt(1, 17), "/v1/completions")
+        second = await gateway.post(prompt(2, 17), "/v1/completions")
+        await eventually(lambda: "exactly 17 tokens are refused from now on" in gateway.log.read_text(), "the length is learned")
+        generation = scripted.generation
+        third = await gateway.post(prompt(3, 17), "/v1/completions")
+        neighbours = [await gateway.post(prompt(3, length), "/v1/completions") for length in (16, 18)]
+        lost = scripted.generation - generation
+    assert [answer.status for answer in (first, second)] == [500, 500]
+    assert (third.status, third.error()["code"]) == (422, "length_fused")
+    assert "engines have died of different ones of this length" in third.error()["message"]
+    assert [answer.status for answer in neighbours] == [200, 200]
+    assert lost == 0
