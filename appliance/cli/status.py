@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from appliance.cli.place import Place
-from appliance.cli.printing import ago, bad, bold, fields, good, say, say_json, uncertain, wrapped
+from appliance.cli.printing import ago, bad, bold, faint, fields, good, moment, say, say_json, uncertain, wrapped
 from appliance.cli.verbs import Verb
 from appliance.control import client
-from appliance.core.errors import ExitCode
+from appliance.core.errors import ExitCode, Unreachable
 from appliance.core.states import ANSWERING, COMING_BACK, EngineState
 from appliance.core.units import format_duration
 
 Json = Mapping[str, Any]
+WATCH_S = 0.25
 
 
 @click.command(cls=Verb)
+@click.option("--watch", is_flag=True, help="Print the sentence whenever it changes, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
 @click.pass_obj
-def status(place: Place, as_json: bool) -> ExitCode:
+def status(place: Place, watch: bool, as_json: bool) -> ExitCode:
     """What is going on, in words.
 
     Exit code 0 while the engine serves or is on its way, 1 when it is parked or stopped, 3 without applianced.
@@ -29,8 +35,13 @@ def status(place: Place, as_json: bool) -> ExitCode:
     \b
     Example:
       appliancectl status
+      appliancectl status --watch
       appliancectl status --json | jq -r .state
     """
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(place, as_json)
+        return ExitCode.OK
     answer = client.ask(place.control_socket(), "status")
     state = EngineState(answer["state"])
     if as_json:
@@ -38,6 +49,27 @@ def status(place: Place, as_json: bool) -> ExitCode:
     else:
         _print(state, answer)
     return ExitCode.BAD if state in (EngineState.PARKED, EngineState.STOPPED) else ExitCode.OK
+
+
+def _watch(place: Place, as_json: bool) -> None:
+    """A line a change, of the state, the sentence or the generation; that applianced is away is one too."""
+    before: Json = {}
+    while True:
+        try:
+            answer = client.ask(place.control_socket(), "status")
+            seen = {name: answer.get(name) for name in ("state", "generation", "sentence")}
+        except Unreachable as error:
+            seen = {"state": "unreachable", "generation": None, "sentence": error.message}
+        if seen != before:
+            before = seen
+            if as_json:
+                click.echo(json.dumps({"time_s": time.time(), **seen}, ensure_ascii=False))
+            else:
+                state = str(seen["state"])
+                mark = bad(state) if state == "unreachable" else _mark(EngineState(state))
+                say(f"{faint(moment(time.time()))}  {mark}  {seen['sentence']}")
+            sys.stdout.flush()
+        time.sleep(WATCH_S)
 
 
 def _print(state: EngineState, answer: Json) -> None:

@@ -17,6 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "setup": ("setup", "Bring what is needed to serve."),
     "status": ("status", "What is going on, in words."),
     "top": ("top", "What the page shows, in a terminal, live."),
+    "logs": ("journal", "What engine, gateway and applianced said, in one order."),
     "doctor": ("doctor", "What about this machine will trouble an engine, and how to cure it."),
     "plan": ("plan", "How much context fits a card, and why."),
     "diagnose": ("diagnose", "Why it crashed: this box's last incident, or any log."),
