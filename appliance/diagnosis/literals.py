@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from appliance.diagnosis.pattern import Pattern
 
-MOST_KNOWN, LONGEST_KNOWN = 2000, 1000
-"""Lines whose patterns are remembered, by their text without its digits: at most 2 MB of a process that lives for months."""
+MOST_KNOWN, LONGEST_KNOWN = 1000, 500
+"""Lines that are remembered, by their text without its digits: at most half a megabyte of a process that lives for months."""
 _NO_DIGITS = str.maketrans("", "", "0123456789")
 _Trie = dict[str, "_Trie"]
 
@@ -51,12 +51,24 @@ class Literals:
         heads = {literal: [literal[:end] for end in range(1, len(literal) + 1) if literal[:end] in users] for literal in users}
         self._users = {literal: frozenset().union(*(users[head] for head in heads[literal])) for literal in users}
         self._search = any_of(users).search
-        self._any = any_of((*users, *self._numbered)).search
+        self._any_numbered = any_of(self._numbered).search
         self._known: dict[str, frozenset[int]] = {}
+        self._without: set[str] = set()
 
     def any_in(self, text: str) -> bool:
-        """Whether any literal is in the line; most lines fail this."""
-        return self._any(text) is not None
+        """Whether any literal is in the line; most lines fail this, and most of those are like one that has failed before."""
+        if self._numbered and self._any_numbered(text) is not None:
+            return True
+        words = text.translate(_NO_DIGITS)
+        if words in self._without:
+            return False
+        if self._search(words) is not None:
+            return True
+        if len(words) <= LONGEST_KNOWN:
+            if len(self._without) >= MOST_KNOWN:
+                self._without.clear()
+            self._without.add(words)
+        return False
 
     def patterns_of(self, text: str) -> Sequence[Pattern]:
         """Those with a literal in the line, in the order of the catalogue."""

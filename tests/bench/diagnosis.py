@@ -123,6 +123,7 @@ def read_it(path: Path, tries: int) -> None:
 
 def online(ring_lines: int = 4000) -> None:
     """From the fatal line to the verdict with a full ring, as applianced judges it, and the cost of asking about every line."""
+    load_catalogue()  # as applianced does when it starts
     for name, source in (("healthy", engine_lines(0.05)), ("errors", error_lines())):
         lines = list(itertools.islice(source, ring_lines - len(CRASH)))
         began = time.process_time()
