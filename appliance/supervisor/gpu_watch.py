@@ -17,7 +17,7 @@ from appliance.core.units import MIB, format_bytes
 from appliance.gpu import readiness
 from appliance.gpu.cards import Roots, cards_on_bus
 from appliance.gpu.lost_cards import LossReader, card_named_in, silences_card
-from appliance.gpu.nvml import NvmlGpu, NvmlReader, NvmlReport
+from appliance.gpu.nvml import GPU_IS_LOST, NvmlGpu, NvmlReader, NvmlReport
 from appliance.planner.gpus import card_facts
 from appliance.supervisor import events as ev
 from appliance.supervisor import proc_table
@@ -96,11 +96,18 @@ class GpuWatch:
         """Through the one reader, leaving alone who must be."""
         self._nvml.left = self._ledger.lost | self._silenced
         report = await self._nvml.ask(processes=processes)
-        for address in report.lost:
+        for address in (*report.lost, *self._lost_unnamed(report)):
             if self._ledger.note(address, "NVML says that it is lost", for_good=True):
                 self._desk.add_nvml_loss(address)
                 self._post(ev.GpuLost(f"NVML says that the card at {address} is lost"))
         return report
+
+    def _lost_unnamed(self, report: NvmlReport) -> tuple[str, ...]:
+        """A child that was started after the loss gets no handle of the card, and so no address: it is the one that is missing."""
+        unnamed = sum(gpu.code == GPU_IS_LOST and not gpu.address for gpu in report.gpus)
+        named = {gpu.address for gpu in report.gpus} | self._nvml.left
+        missing = tuple(card.address for card in cards_on_bus(self._roots) if card.address not in named) if unnamed else ()
+        return missing if len(missing) == unnamed else ()
 
     def card(self, uuid: str) -> GpuFacts | None:
         """What a card said of itself while no engine was on it; None where it was not asked."""

@@ -161,6 +161,20 @@ async def test_nvml_may_be_the_first_to_know(tmp_path: Path) -> None:
         assert supervisor.cards.lost == {"0000:01:00"}
 
 
+async def test_a_card_that_is_lost_while_nvml_is_away_is_the_one_that_is_missing(tmp_path: Path) -> None:
+    """NVML hung and is asked anew after the loss: the fresh child gets no handle of that card, only the news that one is lost."""
+    async with supervising(tmp_path, cards=2) as (supervisor, box):
+        await reach(supervisor, EngineState.SERVING)
+        box.nvml.order("hang 0")
+        await eventually(lambda: not supervisor.sensors()["nvml"]["ok"], "the sensor tells")
+        box.nvml.order("lost 1")
+        await eventually(lambda: supervisor.state.generation == 2 and supervisor.state.answering, "the second life serves")
+        assert supervisor.cards.lost == {"0000:02:00"}
+        incident = supervisor.casework.last_incident
+        assert incident is not None
+        assert incident["diagnosis"]["cause"] == "gpu_off_bus"
+
+
 async def test_the_next_engine_waits_for_the_memory_of_the_last_one(tmp_path: Path) -> None:
     """The driver gives it back late: waited for, with the holder's name; as soon as it is back the next life begins."""
     async with supervising(tmp_path) as (supervisor, box):
