@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from appliance.core.errors import BudgetError
 from appliance.core.plan import MemoryPlan
 from appliance.planner.activation import step_token_bytes
-from appliance.planner.chain import gib
+from appliance.planner.chain import CONTEXT_STEP_TOKENS, gib
 from appliance.planner.choose import attempt
 from appliance.planner.elements import dtype_bytes, is_16_bit
 from appliance.planner.engines import rules_of
@@ -41,13 +41,14 @@ Move = Callable[[Step], Step | None]
 
 
 def _replanned(step: Step, fraction: float | None = None, **changes: object) -> Step:
-    """The changed setting at a fraction, with as much of the context as fits."""
+    """The changed setting at a fraction, with as much of the context as fits; a pool too small for any slack gives that up first."""
     rules = rules_of(step.inputs.engine)
     wanted = step.inputs.context_length_tokens or step.plan.context_length_tokens
     share = step.plan.mem_fraction if fraction is None else round(fraction, 4)
     changed = replace(step.inputs, mem_fraction=share, context_length_tokens=None, **changes)  # type: ignore[arg-type]
     loose = rules.plan_at(changed, share)
-    fits = wanted if loose.sequence_tokens >= wanted else loose.context_length_tokens
+    whole = loose.sequence_tokens // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
+    fits = wanted if loose.sequence_tokens >= wanted else loose.context_length_tokens or whole
     exact = replace(changed, context_length_tokens=fits or wanted)
     return Step(exact, rules.plan_at(exact, share), settles=step.settles)
 

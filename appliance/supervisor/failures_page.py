@@ -28,6 +28,8 @@ RULES = f"""## What holds for every cause
 * {MachineSettings().start_failures_max} failed starts in a row (`supervisor.start_failures_max`) are PARKED, whatever their causes were.
 * A runtime that has never served and fails its start is left for the one that served last (`appliancectl runtime list`), unless the
   machine or the model is to blame.
+* A proof run (`ladder.prove`) that finds too little memory left takes the next rung that asks for less at once: no failed start, no
+  wait. The last rung is served all the same, and `appliancectl status` says so.
 * The first restart is immediate; the next ones wait: `supervisor.backoff_first_s`, twice that, and so on to `backoff_max_s`.
   An hour of service (`supervisor.stable_after_s`) makes everything whole again.
 * PARKED means that a person is needed: applianced stays up, clients get 503 with the sentence, `appliancectl resume` tries again.

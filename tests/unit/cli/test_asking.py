@@ -48,6 +48,15 @@ def test_status_says_what_is_going_on(ctl, applianced) -> None:
         assert words in " ".join(said.out.split())
 
 
+@pytest.mark.parametrize("words", ["proved: a prompt of 6,976 tokens left 1.20 GiB", "not proved: it waits for idle time"])
+def test_status_says_whether_the_rungs_memory_is_proved(ctl, applianced, words: str) -> None:
+    """In applianced's own words; nothing where an older one does not say."""
+    applianced.answers["status"] = STATUS | {"proof": {"proved": words.startswith("proved"), "detail": words}}
+    assert words in " ".join(ctl("--run-dir", applianced.run_dir, "status").out.split())
+    applianced.answers["status"] = STATUS
+    assert "memory proof" not in ctl("--run-dir", applianced.run_dir, "status").out
+
+
 def test_status_speaks_of_the_last_incident(ctl, applianced, incident) -> None:
     """Cause and sentence, and how long ago."""
     applianced.answers["status"] = STATUS | {"last_incident": incident_to_json(incident(), evidence=False)}

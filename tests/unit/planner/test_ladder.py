@@ -167,6 +167,20 @@ def test_indices_go_on_from_where_they_are_told() -> None:
     assert [rung.index for rung in ladder(ONE, Cause.CUDA_OOM_PREFILL, first_index=4)][:3] == [4, 5, 6]
 
 
+def test_a_pool_too_small_for_slack_gives_the_slack_up_and_then_context() -> None:
+    """1,776 tokens are left of 2,048: the rung asks for 1,024, not for what the engine would refuse at its start."""
+    model = replace(
+        LLAMA, weight_bytes=7_798_585_344, full_attention_layers=25, sliding_window_layers=25, sliding_window_tokens=128, kv_heads=24,
+        sliding_kv_heads=24, sliding_head_dim=128, attention_heads=24, hidden_size=3072, intermediate_size=4352, vocab_size=1000,
+        max_context_tokens=2048,
+    )  # fmt: skip
+    card = replace(ONE.gpu, total_bytes=10_793_019_976, free_at_start_bytes=None)
+    small = replace(shapes.inputs(model, "rtx3090", "vllm", engine_version="0.19.1", kv_dtype="fp8_e4m3"), gpu=card)
+    rungs = ladder(small, Cause.HOST_OOM)
+    assert rungs[-1].context_length_tokens == 1024
+    assert all(rung.plan is not None and rung.plan.sequence_tokens >= rung.context_length_tokens for rung in rungs)
+
+
 def test_the_built_in_engines_ladder_halves_one_thing_a_rung() -> None:
     """Down to its least; each rung asks for less and says what it costs."""
     rungs = native_ladder(Rung(0, 0.9, 8192, 256, 8, "float32"))
