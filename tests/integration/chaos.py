@@ -203,6 +203,13 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()} | segments
 
 
+def left_behind(before: set[str]) -> set[str]:
+    """What came into being since and stays; not what other programs on the machine hold, or have just made and will take away."""
+    fresh = shared_memory() - before
+    time.sleep(QUIET_S)
+    return (fresh & shared_memory()) - of_others()
+
+
 def of_others() -> set[str]:
     """What somebody who lives has mapped. Nobody of ours does when this is asked, so it is other programs' on the same machine."""
     mapped = set()
@@ -254,7 +261,7 @@ def main() -> int:
     chaos.failures += [f"a socket is left: {name}" for name in sockets]
     chaos.failures += database_is_sound(rig.state, [*chaos.seen][-KEPT_LAST:])
     chaos.failures += rig.close()
-    chaos.failures += [f"shared memory is left: {name}" for name in shared_memory() - shared - of_others()]
+    chaos.failures += [f"shared memory is left: {name}" for name in left_behind(shared)]
     grew, words = flatness(chaos.footprints)
     report(chaos, load, words)
     chaos.failures += grew
