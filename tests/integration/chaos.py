@@ -212,11 +212,15 @@ def left_behind(before: set[str]) -> set[str]:
 
 def of_others() -> set[str]:
     """What somebody who lives has mapped. Nobody of ours does when this is asked, so it is other programs' on the same machine."""
-    mapped = set()
+    inodes = set()  # a semaphore is mapped under the name that it had before its last one
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            mapped |= {line.rpartition("/dev/shm/")[2] for line in (process / "maps").read_text().splitlines() if "/dev/shm/" in line}
-    return mapped
+            inodes |= {int(line.split()[4]) for line in (process / "maps").read_text().splitlines() if "/dev/shm/" in line}
+    names = set()
+    for path in Path("/dev/shm").iterdir():
+        with contextlib.suppress(OSError):
+            names |= {path.name} if path.stat().st_ino in inodes else set()
+    return names
 
 
 def database_is_sound(state_dir: Path, last: list[str]) -> list[str]:
