@@ -32,6 +32,8 @@ log = logging.getLogger("appliance.engine.loop")
 
 EXIT_LOOP_FAILED = 70
 """EX_SOFTWARE of sysexits.h: the supervisor reads the log for the cause and starts the next life."""
+_LEAST_CHUNK_TOKENS = 32
+"""Of a prefill that is tried again for want of memory: with fewer it is not the prompt's length that takes it."""
 _PROMOTED_A_STEP = 4
 """Blocks of finished answers that are copied in a step while others wait for it; a millisecond or two."""
 
@@ -227,14 +229,18 @@ class EngineLoop:
                 self._try_prefill(lane, [chunk])
 
     def _try_prefill(self, lane: Lane, chunks: list[Chunk]) -> bool:
-        """False: several chunks failed together, and each deserves a try; by then the failed pass has let go of its memory."""
+        """False: several chunks failed together, and each deserves a try. By then the failed pass has let go of its memory: its
+        error, which holds on to it, is gone too."""
+        failed = ""
         try:
             logits = lane.runner.prefill(chunks)
         except (MemoryError, RuntimeError) as error:
-            if len(chunks) > 1:
-                log.warning("Prefill of %d requests together failed, trying them one by one: %s", len(chunks), error)
-                return False
-            self._fail_prefill(chunks[0], error)
+            failed = f"{type(error).__name__}: {error}"
+        if failed and len(chunks) > 1:
+            log.warning("Prefill of %d requests together failed, trying them one by one: %s", len(chunks), failed)
+            return False
+        if failed:
+            self._try_smaller(lane, chunks[0], failed)
             return True
         choosing = [chunk.sequence for chunk in chunks if chunk.chooses]
         refused = self._answer_violations(lane)
@@ -281,11 +287,22 @@ class EngineLoop:
             log.error("KV access refused on the safe path, request %s is given up: %s; please report this", request_id, where)
         self._finish(sequence, FinishReason.ERROR, error="the engine could not place this answer in its memory; send it again")
 
-    def _fail_prefill(self, chunk: Chunk, error: MemoryError | RuntimeError) -> None:
+    def _try_smaller(self, lane: Lane, chunk: Chunk, failed: str) -> None:
+        """Half as many tokens at a time take half the memory, here and for the rest of this prompt; at last it is lost alone."""
+        half, request_id = chunk.count // 2, chunk.sequence.request.request_id
+        if half < _LEAST_CHUNK_TOKENS:
+            self._fail_prefill(chunk, failed)
+            return
+        log.warning("Prefill of %d tokens of request %s failed, trying %d at a time: %s", chunk.count, request_id, half, failed)
+        chunk.sequence.most_chunk_tokens = half
+        self._try_prefill(lane, [Chunk(chunk.sequence, chunk.start, half)])
+
+    def _fail_prefill(self, chunk: Chunk, failed: str) -> None:
         sequence = chunk.sequence
         what = f"tokens {chunk.start} to {chunk.start + chunk.count} of a prompt of {sequence.prompt_tokens} tokens"
-        log.error("Prefill failed, only request %s is lost: %s: %s: %s", sequence.request.request_id, what, type(error).__name__, error)
-        text = f"the engine could not process {what} ({type(error).__name__}, most likely too little memory); send a shorter one, or later"
+        log.error("Prefill failed, only request %s is lost: %s: %s", sequence.request.request_id, what, failed)
+        kind = failed.partition(":")[0]
+        text = f"the engine could not process {what} ({kind}, most likely too little memory); send a shorter one, or later"
         self._finish(sequence, FinishReason.ERROR, error=text)
 
     def _accept(self, logits: torch.Tensor, sequences: list[Sequence]) -> None:

@@ -164,7 +164,7 @@ class Scheduler:
         for sequence in self._prefilling:
             if not budget:
                 break
-            count = min(sequence.prefill_target_tokens - sequence.computed_tokens, budget)
+            count = min(sequence.prefill_target_tokens - sequence.computed_tokens, budget, sequence.most_chunk_tokens or budget)
             chunks.append(Chunk(sequence, sequence.computed_tokens, count))
             budget -= count
         return chunks

@@ -30,6 +30,7 @@ class Sequence:
         token_ids: prompt and answer.
         computed_tokens: how many of them have their keys and values in the cache.
         digests: of the prompt's full blocks; see prefix_cache.py.
+        most_chunk_tokens: of one prefill step, where more found no memory; 0: no such limit.
         cached_tokens: of the prompt, taken from the prefix cache when it was admitted.
         prompt_blocks: of the prefill region; the last may be partly filled.
         decode_blocks: of the decode region. The first begins where the prompt's last full block ends: with a copy of the
@@ -44,6 +45,7 @@ class Sequence:
     stage: Stage = Stage.WAITING
     computed_tokens: int = 0
     digests: list[bytes] = field(default_factory=list)
+    most_chunk_tokens: int = 0
     cached_tokens: int = 0
     prompt_blocks: list[int] = field(default_factory=list)
     decode_blocks: list[int] = field(default_factory=list)

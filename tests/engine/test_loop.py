@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import subprocess
 import sys
@@ -365,7 +366,7 @@ def take(output):
     if len(got["small"]) == 3 and not got["huge"] and "huge" not in last:
         last["huge"] = None
         used = int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1]) * 1024
-        resource.setrlimit(resource.RLIMIT_AS, (used + 48 * 2**20,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]) * 2**20,) * 2)
         loop.submit(GenerateRequest("huge", (5,) * 3000, SamplingParams(5, temperature=0.0)), take)
 loop.submit(GenerateRequest("small", (1, 2, 3), SamplingParams(40, temperature=0.0)), take)
 loop.run_until_idle()
@@ -373,15 +374,37 @@ print(json.dumps([len(got["small"]), last["small"], len(got["huge"]), last["huge
 """
 
 
-def test_a_prompt_that_really_exhausts_memory_fails_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("width", "room_mib", "ends"), [(4096, 120, [5, "length"]), (65536, 12, [0, "error"])])
+def test_a_prompt_that_really_exhausts_memory_is_computed_in_smaller_chunks_or_fails_alone(
+    width: int, room_mib: int, ends: list[object], tmp_path: Path
+) -> None:
     """The address space is limited under the running engine; the long prompt's pass needs more; who decodes gets it all."""
-    sizes = SIZES | {"intermediate_size": 4096, "max_position_embeddings": 4096, "num_hidden_layers": 2}
+    sizes = SIZES | {"intermediate_size": width, "max_position_embeddings": 4096, "num_hidden_layers": 2}
     folder = save_checkpoint(transformers.LlamaConfig(**sizes), tmp_path)
-    ended = subprocess.run([sys.executable, "-c", HUNGRY, str(folder)], capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", HUNGRY, str(folder), str(room_mib)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == '[40, "length", 0, "error"]'
+    assert json.loads(ended.stdout) == [40, "length", *ends], ended.stderr
+    assert "trying 1500 at a time" in ended.stderr
     # oneDNN does not say why it cannot make a kernel; torch's own allocator does.
     assert "can't allocate memory" in ended.stderr or "could not create a primitive" in ended.stderr
+
+
+def test_a_prefill_that_failed_once_goes_on_in_half_chunks_with_the_same_bits(tiny: Path) -> None:
+    """Also for the rest of that prompt; others keep their chunks."""
+    clean = Driver(tiny).run({"long": prompt(250)})
+    driver = Driver(tiny)
+    prefill, lengths = driver.runner._runner.prefill, []
+
+    def hungry(chunks: list[Chunk]) -> torch.Tensor | None:
+        lengths.append([chunk.count for chunk in chunks])
+        if sum(lengths[-1]) > 70:
+            raise RuntimeError(ALLOC_TEXT)
+        return prefill(chunks)
+
+    driver.runner._runner.prefill = hungry  # type: ignore[method-assign, assignment]
+    assert not differences(clean, driver.run({"long": prompt(250)}))
+    assert lengths == [[250], [125], [62], [62], [62], [62], [2]]
 
 
 def test_the_engine_loads_without_transformers(tiny: Path) -> None:
