@@ -9,7 +9,7 @@ ENGINE := $(VENV)/.engine
 TOOLS := $(VENV)/.tools
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test test-system check deb format bench clean distclean
+.PHONY: help venv run test test-system test-real check deb format bench clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -41,6 +41,12 @@ test: check ## Lint, types, import contracts and all tests
 # Needs root, systemd-nspawn and mmdebstrap (tests/system/box.py says what is missing); skipped, and said so, where it cannot be.
 test-system: venv ## Install the package on machines with a real systemd, and kill, upgrade and purge it
 	$(BIN)/python -m pytest -m system tests/system
+
+# One that is installed on this machine, and a model that it takes; on the CPU vLLM needs two minutes for each start.
+ENGINE ?= vllm
+test-real: venv ## Run the engines' suite against a real one: ENGINE=sglang|vllm ENGINE_PYTHON=/path/to/python MODEL=/path/to/model
+	APPLIANCE_TEST_ENGINE=$(ENGINE) APPLIANCE_TEST_PYTHON=$(ENGINE_PYTHON) APPLIANCE_TEST_MODEL=$(MODEL) \
+	  $(BIN)/python -m pytest -p no:cacheprovider -o addopts="--import-mode=importlib -ra" tests/integration/test_engines.py
 
 deb: ## Build the Debian package of the last commit into build/deb
 	packaging/build-deb

@@ -27,12 +27,14 @@ class Engine:
     Attributes:
         exact: an answer that goes over a crash is the undisturbed one to the last character.
         double: it can be told to fail.
+        patience_s: for its start, and for its coming back.
     """
 
     model: str
     settings: tuple[str, ...]
     exact: bool
     double: bool = False
+    patience_s: float = 120.0
 
     @property
     def arguments(self) -> list[str]:
@@ -89,12 +91,23 @@ def double(dialect: str, version: str, folder: Path, *variables: str) -> Engine:
     return Engine(str(model), settings, exact=True, double=True)
 
 
+def real() -> Engine:
+    """SGLang or vLLM as they are installed on this machine: `make test-real ENGINE=vllm ENGINE_PYTHON=... MODEL=...`."""
+    settings = (
+        f"engine.backend={os.environ['APPLIANCE_TEST_ENGINE']}", f"engine.python={os.environ['APPLIANCE_TEST_PYTHON']}",
+        "engine.context_length_tokens=2048", "engine.prefill_chunk_tokens=512", *json.loads(os.environ.get("APPLIANCE_TEST_SET", "[]")),
+    )  # fmt: skip
+    return Engine(os.environ["APPLIANCE_TEST_MODEL"], settings, exact=False, patience_s=900.0)
+
+
 KINDS: dict[str, Callable[[Path, Path], Engine]] = {
     "native": lambda _, demo_model: native(demo_model),
     "llamacpp": lambda _folder, _model: llamacpp(),
     "sglang 0.5.17": lambda folder, _: double("sglang", "0.5.17", folder),
     "vllm 0.32.0": lambda folder, _: double("vllm", "0.32.0", folder),
 }
+if "APPLIANCE_TEST_ENGINE" in os.environ:
+    KINDS = {"real": lambda _folder, _model: real()}
 
 
 def members(pid: int) -> list[int]:

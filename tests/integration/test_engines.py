@@ -23,9 +23,11 @@ from appliance.control import client as control
 from tests.integration.conftest import Foreground, wait_until
 from tests.integration.engines import KINDS, Engine, stop_all
 
-pytestmark = [pytest.mark.model, pytest.mark.network, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.model, pytest.mark.network, pytest.mark.timeout(3600 if "real" in KINDS else 240)]
 
 Json = dict[str, Any]
+JSON = {"content-type": "application/json"}
+"""vLLM answers nothing that does not say so."""
 
 
 class Appliance:
@@ -34,19 +36,20 @@ class Appliance:
     def __init__(self, engine: Engine, state_dir: Path) -> None:
         self.engine = engine
         self.run = Foreground(state_dir, *engine.arguments)
-        self.model, self.url = self.run.wait_until_serving()
+        match = self.run.wait_for(r"Serving (\S+) at (http://\S+)/v1 ", engine.patience_s)
+        self.model, self.url = match[1], match[2]
 
     def ask(self, path: str, body: Json | None = None) -> tuple[int, bytes]:
         """A whole answer."""
         connection = self.connect()
-        connection.request("POST" if body is not None else "GET", path, json.dumps(body) if body is not None else None)
+        connection.request("POST" if body is not None else "GET", path, json.dumps(body) if body is not None else None, JSON)
         answer = connection.getresponse()
         return answer.status, answer.read()
 
     def connect(self) -> http.client.HTTPConnection:
         """To the gateway."""
         where = urlsplit(self.url)
-        return http.client.HTTPConnection(where.hostname or "", where.port, timeout=120)
+        return http.client.HTTPConnection(where.hostname or "", where.port, timeout=self.engine.patience_s)
 
     def chat(self, **changes: Any) -> Json:
         """A chat's body."""
@@ -56,7 +59,7 @@ class Appliance:
     def stream(self, on_event: Callable[[int], None] = lambda _: None, **changes: Any) -> tuple[str, bool]:
         """The text of a streamed chat, and whether it ended as it should. Raises on an error event."""
         connection = self.connect()
-        connection.request("POST", "/v1/chat/completions", json.dumps(self.chat(stream=True, **changes)))
+        connection.request("POST", "/v1/chat/completions", json.dumps(self.chat(stream=True, **changes)), JSON)
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
         text, events, done = "", 0, False
@@ -97,7 +100,7 @@ class Appliance:
         before = len(self.incidents())
         result = self.stream(lambda events: breaking() if events == 8 else None)
         wait_until(lambda: len(self.incidents()) > before, "an incident")
-        wait_until(lambda: self.run.status()["state"] in ("serving", "degraded"), "serving again")
+        wait_until(lambda: self.run.status()["state"] in ("serving", "degraded"), "serving again", self.engine.patience_s)
         return result, self.incidents()[0]
 
 
@@ -167,7 +170,7 @@ def test_its_numbers_are_under_our_names(appliance: Appliance) -> None:
 def test_a_client_that_leaves_is_let_go(appliance: Appliance) -> None:
     """The engine stops computing for it: nothing runs any more, long before the answer would have ended."""
     connection = appliance.connect()
-    connection.request("POST", "/v1/chat/completions", json.dumps(appliance.chat(stream=True, max_tokens=1500, ignore_eos=True)))
+    connection.request("POST", "/v1/chat/completions", json.dumps(appliance.chat(stream=True, max_tokens=1500, ignore_eos=True)), JSON)
     answer = connection.getresponse()
     answer.readline()
     connection.sock.close()  # http.client keeps it open below the answer

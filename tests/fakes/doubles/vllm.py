@@ -96,7 +96,8 @@ class Vllm(Front):
         if self.stopping.is_set():
             return
         self.dead = True
-        self.log("async_llm.py:704", "AsyncLLM output_handler failed.", "ERROR", "APIServer")
+        self.log("core_client.py:817", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup", "WARNING", "APIServer")
+        self.log("async_llm.py:906", "AsyncLLM output_handler failed.", "ERROR", "APIServer")
         dead = "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
         say(f"(APIServer pid={os.getpid()}) vllm.v1.engine.exceptions.{dead}")
         waiting = list(self.requests.values())
