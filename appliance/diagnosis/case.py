@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.events import Event
+from appliance.diagnosis.stops import Stop, of_engine, stops_of
 from appliance.diagnosis.timeline import ENGINE_SOURCES
 
 SIGNALS = {
@@ -103,9 +104,15 @@ class Case:
 
     @functools.cached_property
     def engine_units(self) -> frozenset[str]:
-        """systemd's units that may be the engine's: those whose main process ended, where systemd says so of any."""
-        ended = (_UNIT.search(event.text) for event in self.named("unit_failed", "unit_result", "death") if event.source is Source.SYSTEMD)
-        return frozenset(match["unit"] for match in ended if match is not None)
+        """systemd's units that may be the engine's: those whose main process ended, and of these the ones with an engine's name."""
+        ended = (_UNIT.search(event.text) for event in self.named("unit_down") if event.source is Source.SYSTEMD)
+        units = frozenset(match["unit"] for match in ended if match is not None)
+        return frozenset(filter(of_engine, units)) or units
+
+    @functools.cached_property
+    def stops(self) -> tuple[Stop, ...]:
+        """Stops that somebody asked systemd for."""
+        return stops_of(self.events)
 
     def named(self, *names: str) -> Iterator[Event]:
         """The events of these names, in order."""
@@ -145,6 +152,14 @@ class Case:
     def dead(self) -> bool:
         """Something says that the engine is gone in a way nobody wants."""
         return any(event.fatal for event in self.events)
+
+    @functools.cached_property
+    def end(self) -> Evidence | None:
+        """When the engine ended, as nearly as is known: its first fatal line, its exit, else its last line."""
+        engine = [event for event in self.events if event.source in ENGINE_SOURCES and event.evidence.time_s is not None]
+        fatal = next((event.evidence for event in engine if event.fatal), None)
+        exited = self.exit.evidence if self.exit.evidence is not None and self.exit.evidence.time_s is not None else None
+        return fatal or exited or (engine[-1].evidence if engine else None)
 
     @functools.cached_property
     def served(self) -> bool:

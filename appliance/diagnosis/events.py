@@ -44,6 +44,12 @@ MILESTONES = {
     "settings": Phase.UNKNOWN,
     "shm_size": Phase.UNKNOWN,
     "shutdown_record": Phase.UNKNOWN,
+    "unit_started": Phase.UNKNOWN,
+    "unit_down": Phase.UNKNOWN,
+    "unit_stopping": Phase.UNKNOWN,
+    "unit_stopped": Phase.UNKNOWN,
+    "gpu_process": Phase.UNKNOWN,
+    "gpu_free": Phase.UNKNOWN,
 }
 """Milestone events and the phase they begin (UNKNOWN: none, they are read by rules)."""
 

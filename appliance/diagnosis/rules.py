@@ -13,6 +13,7 @@ from appliance.diagnosis import rules_gpu as gpu
 from appliance.diagnosis import rules_oom as oom
 from appliance.diagnosis import rules_own as own
 from appliance.diagnosis import rules_process as process
+from appliance.diagnosis import rules_stop as stop
 from appliance.diagnosis.case import Case
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.pattern import Kind
@@ -62,6 +63,7 @@ RULES: dict[str, Rule] = {
     "sigterm": process.sigterm,
     "smi_err": gpu.smi_err,
     "start_failed": process.start_failed,
+    "stop_requested": stop.stop_requested,
     "stuck_task": gpu.stuck_task,
     "template_request": process.template_request,
     "usage_error": own.usage_error,
@@ -77,5 +79,5 @@ def settle(case: Case) -> list[Event]:
         definite = event if rule is None else rule(event, case) or event
         if definite.cause is Cause.HOST_OOM:
             definite = own.host_memory(definite, case) or definite
-        settled.append(process.survived(definite, case))
+        settled.append(stop.within_stop(process.survived(definite, case), case))
     return settled

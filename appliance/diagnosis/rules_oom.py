@@ -13,6 +13,8 @@ from appliance.diagnosis.case import Case, engine_like, signal_of, signal_of_cod
 from appliance.diagnosis.causality import CLOCK_SLACK_S, distance_s
 from appliance.diagnosis.events import Event, caused
 from appliance.diagnosis.pattern import Kind
+from appliance.diagnosis.stops import of_engine
+from appliance.diagnosis.timeline import ENGINE_SOURCES
 
 _CONTAINERS = ("docker", "libpod", "containerd", "kubepods", "crio")
 _ECHOES = frozenset(
@@ -31,7 +33,44 @@ def host_oom_kill(event: Event, case: Case) -> Event | None:
     if reason is not None:
         name = str(event.fields.get("name") or "a process").strip("'\" <>()")
         return replace(event, name="foreign_oom", kind=Kind.SYMPTOM, note=f"the kernel killed {name}, {reason}")
+    nearer = next((other for other in _last_kills(case) if _is_nearer(other, event, case)), None)
+    if nearer is not None:
+        note = f"the kernel killed this one too, but line {nearer.evidence.line} is the kill that the engine died of"
+        return replace(event, name="foreign_oom", kind=Kind.SYMPTOM, note=note)
     return caused(event, Cause.HOST_OOM, sure=_killed(case) or not any(case.lines_of(Source.ENGINE_LOG)))
+
+
+MOST_KILLS = 50
+ONE_BURST_S = 60.0
+"""The kernel kills several processes within so long of one shortage."""
+
+
+def _last_kills(case: Case) -> Iterator[Event]:
+    kills = list(case.named("host_oom_kill"))
+    return iter(kills[-MOST_KILLS:])
+
+
+def _is_nearer(other: Event, event: Event, case: Case) -> bool:
+    """Whether another kill is the engine's rather than this one: it names its process, or struck at the time of its end."""
+    if other.fields.get("pid") == event.fields.get("pid"):
+        return False
+    if _is_told(other, case):
+        return True
+    if _not_ours(other, case) is not None:
+        return False
+    mine_s, its_s = _from_the_end(event, case), _from_the_end(other, case)
+    if mine_s is None or its_s is None:
+        return False
+    return its_s + ONE_BURST_S < mine_s
+
+
+def _from_the_end(kill: Event, case: Case) -> float | None:
+    """Seconds between a kill and the engine's end, where clocks can be compared."""
+    end = case.end
+    if end is None or bool(end.data.get("zone_unknown")) is not bool(kill.evidence.data.get("zone_unknown")):
+        return None
+    apart_s = distance_s(kill.evidence, end)
+    return None if apart_s is None else abs(apart_s)
 
 
 def _is_told(event: Event, case: Case) -> bool:
@@ -119,12 +158,21 @@ def _from_a_container(event: Event, case: Case) -> bool:
 
 
 def oom_result(event: Event, case: Case) -> Event | None:
-    """systemd's OOM sentence counts for the engine's unit; on a slice it only says that something below it was killed."""
+    """systemd's OOM sentence counts for the engine's unit; a slice only repeats what happened to a unit below it."""
     unit = str(event.fields.get("unit") or event.fields.get("group") or "")
-    if unit.endswith((".slice", ".scope")) and "session" not in unit:
+    if unit.endswith(".slice"):
         return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=30, note="a slice repeats what happened to another unit below it")
-    if unit and case.engine_units and case.engine_units.isdisjoint(unit.split("/")):
+    another = bool(unit and case.engine_units) and case.engine_units.isdisjoint(unit.split("/"))
+    if another or (unit and not of_engine(unit) and _ended_otherwise(event, case)):
         return replace(
             event, name="foreign_oom", kind=Kind.SYMPTOM, note=f"the OOM killer struck in {unit}, which is not the engine's unit"
         )
-    return caused(event, Cause.HOST_OOM, tier=0, rank=72)
+    return caused(event, Cause.HOST_OOM, tier=0, rank=72, sure=not unit.endswith(".scope") or _killed(case))
+
+
+def _ended_otherwise(event: Event, case: Case) -> bool:
+    """The engine lives, or says itself what it died of."""
+    died = any(other.fatal and (other.source in ENGINE_SOURCES or of_engine(other.text)) for other in case.events)
+    if not died and (not case.exit.known or case.exit.code == 0):
+        return any(case.lines_of(Source.ENGINE_LOG))
+    return case.exit.signal in _OWN_FAULTS or next(_own_accounts(event, case), None) is not None

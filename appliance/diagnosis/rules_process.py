@@ -60,16 +60,20 @@ def _aborting(case: Case) -> bool:
 
 def _stopping(signal: str, event: Event, case: Case) -> bool:
     """Ends that belong to a stop: any while we or systemd asked for one, a worker's SIGTERM in any shutdown, SIGKILL after a drain."""
-    if _asked_for(case):
+    if asked_for(case, event):
         return signal in ("SIGTERM", "SIGINT", "SIGKILL", "SIGQUIT", "SIGABRT", "SIGSEGV") and event.phase is not Phase.LOADING
     if event.source is Source.EXIT:
         return signal == "SIGKILL" and case.has("drained")
     return signal in ("SIGTERM", "SIGINT") and (event.phase is Phase.STOPPING or case.has("shutdown", "sigterm"))
 
 
-def _asked_for(case: Case) -> bool:
-    """We, or an administrator through systemd, wanted the stop; a logout that takes the user's services along is no wish."""
-    return case.stopped_by_us or (case.has("stop_requested") and not _logged_out(case))
+def asked_for(case: Case, event: Event | None = None) -> bool:
+    """We, or an administrator through systemd, wanted the stop (in which this happened); a logout that takes the user's services along
+    is no wish.
+    """
+    if case.stopped_by_us:
+        return True
+    return any(event is None or stop.covers(event) for stop in case.stops) and not _logged_out(case)
 
 
 LOGOUT_LINES = 6
@@ -140,7 +144,7 @@ def enospc(event: Event, case: Case) -> Event:
 
 def sigterm(event: Event, case: Case) -> Event | None:
     """A stop signal is a crash only when nobody we know asked for it and the engine did not leave in order."""
-    if _asked_for(case):
+    if asked_for(case, event):
         return caused(event, Cause.OK_SHUTDOWN, tier=7, rank=20, note="the stop was asked for")
     if event.pattern_id == "native.sigterm":  # only ever stopped by applianced, whose ledger would be among the evidence
         return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="no record of ours asks for this stop")

@@ -54,6 +54,7 @@ def fold(events: Sequence[Event]) -> list[Event]:
             event.fields.get("code"),
             event.fields.get("bdf"),
             event.fields.get("pid") if event.source is Source.KERNEL_LOG else None,  # it may be the engine's, and the last one's not
+            event.fields.get("unit") if event.source is Source.SYSTEMD else None,  # as a slice's is not
             event.phase.serving,
         )
         known = latest.get(key)

@@ -263,8 +263,8 @@ ERROR 07-22 23:10:02 [async_llm.py:525] vllm.v1.engine.exceptions.EngineDeadErro
     ("journal", "cause"),
     [
         (LOGOUT.format(minute="10") + STOPPING.format(pid=1801), Cause.EXTERNAL_SIGTERM),
-        (LOGOUT.format(minute="02") + STOPPING.format(pid=1), Cause.UNKNOWN),
-        (STOPPING.format(pid=1) + LOGOUT.format(minute="10"), Cause.UNKNOWN),
+        (LOGOUT.format(minute="02") + STOPPING.format(pid=1), Cause.OK_SHUTDOWN),
+        (STOPPING.format(pid=1) + LOGOUT.format(minute="10"), Cause.OK_SHUTDOWN),
         (LOGOUT.format(minute="10"), Cause.EXTERNAL_SIGTERM),
     ],
     ids=["logout", "somebody-else-left-before", "the-administrator-left-after", "the-unit's-own-line-is-missing"],

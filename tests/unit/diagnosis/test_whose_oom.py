@@ -103,3 +103,49 @@ def test_a_container_runtimes_client_leaves_with_137() -> None:
     ]
     assert diagnose([*lines, Evidence(Source.EXIT, "", 5.0, data={"code": 137})]).cause is Cause.HOST_OOM
     assert diagnose([*lines, Evidence(Source.EXIT, "", 5.0, data={"signal": "SIGKILL"})]).cause is Cause.KILLED_UNKNOWN
+
+
+UNIT = "Jun 28 08:06:03 box systemd[1]: ollama.service: A process of this unit has been killed by the OOM killer.\n"
+RESULT = "Jun 28 08:06:04 box systemd[1]: ollama.service: Failed with result 'oom-kill'.\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        UNIT,
+        RESULT,
+        UNIT.replace(
+            "A process of this unit has been killed by the OOM killer", "The kernel OOM killer killed some processes in this unit"
+        ),
+    ],
+)
+@pytest.mark.parametrize("group", ["user.slice", "system.slice", "app.slice"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_slice_s_line_takes_nothing_from_the_unit_s_own(said: str, group: str, first: bool) -> None:
+    """A slice is a parent, no foreigner."""
+    other = f"Jun 28 08:05:21 box systemd[1]: {group}: A process of this unit has been killed by the OOM killer.\n"
+    assert verdict(systemd=other + said if first else said + other).cause is Cause.HOST_OOM
+
+
+def test_another_unit_s_kill_is_no_cause_while_the_engine_lives() -> None:
+    """gitlab's runner was killed; the engine serves."""
+    other = RESULT.replace("ollama", "gitlab-runner")
+    assert verdict(SERVING, systemd=other).cause is Cause.OK_NORMAL
+    assert verdict(ILLEGAL, systemd=other).cause is Cause.CUDA_ILLEGAL_ACCESS
+
+
+def test_of_several_kills_the_engine_s_own_is_the_root() -> None:
+    """By its number; else by the time of the engine's end."""
+    own = verdict(SERVING, killed("python3", 77) + "\n" + killed("python3", 4110), exit_word="137")
+    assert own.root is not None and "4110" in own.root.text
+    engine = "[2026-03-03 10:31:52 TP0] Decode batch, #running-req: 1, #token: 1210\n[2026-03-03 10:31:53] Subprocess scheduler_0 crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+    printed = [item for item in read_evidence(engine, Source.ENGINE_LOG) if item.time_s]
+    end_s = printed[-1].time_s or 0.0
+    kills = [
+        Evidence(
+            Source.KERNEL_LOG, f"Out of memory: Killed process {pid} (python3) total-vm:1kB", end_s - before_s, pid, data=printed[-1].data
+        )
+        for pid, before_s in ((1, 80.0), (2, 0.5))
+    ]
+    found = diagnose([*printed, *kills])
+    assert found.cause is Cause.HOST_OOM and found.root is not None and "process 2 " in found.root.text
