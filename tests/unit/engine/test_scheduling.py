@@ -201,7 +201,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         while list(self.engine.scheduler):
             assert self.engine.step(), "sequences live and nothing is done"
             turns += 1
-            assert turns < 20_000, "no end in sight"
+            assert turns < 2_000, "no end in sight"
+        self.engine.step()  # as the loop does after the last abort: what waits to be promoted is not kept waiting
         self.engine.scheduler.check_integrity()
         assert self.engine.pool.used_blocks == 0
         for sequence in self.engine.finished:
