@@ -104,6 +104,11 @@ def _bring(place: Place, state_dir: Path, wanted: _Wanted) -> ExitCode:
     return _bring_demo(python or sys.executable, wanted) if wanted.demo else ExitCode.OK
 
 
+def bring_demo(place: Place, state_dir: Path, models_dir: Path) -> ExitCode:
+    """The demo model, and the built-in engine's environment where it needs one. Raises ApplianceError."""
+    return _bring(place, state_dir, _Wanted(demo=True, models_dir=models_dir, wheelhouse=None, python=None))
+
+
 def _bring_demo(python: str, wanted: _Wanted) -> ExitCode:
     # Our own PYTHONPATH is for the control plane, where it is packaged; in a checkout the engine may need what is set.
     environment = dict(os.environ) if engine_is_here() else runtimes.pip_environment(wanted.wheelhouse)

@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "restart": ("lifecycle", "Restart the engine; clients wait."),
     "drain": ("lifecycle", "Finish what runs, take nothing new, stop the engine."),
     "resume": ("lifecycle", "Try again after the appliance gave up."),
+    "model": ("model", "The models of this box: bring one, list them, take one away."),
     "runtime": ("runtime", "The engine's environments: which there are, which is in force."),
     "bench": ("bench", "Send requests, and say how fast they are answered."),
     "import": ("importing", "The command line of an engine as a configuration."),

@@ -1,0 +1,205 @@
+"""`appliancectl model add | list | remove`: the models of this box, under the names that the configuration can use."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from appliance.cli import owner
+from appliance.cli.models import MODELS
+from appliance.cli.place import Place
+from appliance.cli.printing import bold, faint, good, say, say_json
+from appliance.cli.setup import bring_demo, state_dir_of
+from appliance.cli.verbs import VerbGroup
+from appliance.core.errors import ApplianceError, ExitCode, ModelError
+from appliance.core.units import GIB, format_bytes
+
+_KEPT_FREE_BYTES = GIB
+"""Of the disk, for incidents and logs."""
+
+
+@click.group(cls=VerbGroup)
+def model() -> None:
+    """The models of this box: bring one, list them, take one away."""
+
+
+@model.command()
+@click.argument("source")
+@click.option("--name", help="What it is called here [default: the folder's or the file's name].")
+@click.option("--copy", is_flag=True, help="Copy its files; else they stay where they are and are linked to.")
+@click.pass_obj
+def add(place: Place, source: str, name: str | None, copy: bool) -> ExitCode:
+    """Check a model's files and put it among the models of this box.
+
+    SOURCE is a model folder, gguf:FILE, or demo. Headers and sizes are read, so that a download that was cut short is told of here.
+    What is interrupted leaves nothing that looks like a model.
+
+    \b
+    Examples:
+      appliancectl model add /media/disk/Qwen3.8-27B --copy
+      appliancectl model add gguf:~/Downloads/model-Q4_K_M.gguf --name small
+      appliancectl model add demo
+    """
+    state_dir = state_dir_of(place)
+    if (other := owner.other_owner(state_dir)) is not None:
+        options = [*(["--name", name] if name else []), *(["--copy"] if copy else [])]
+        return owner.again_as(other, state_dir, ["model", "add", source, *options])
+    models = state_dir / MODELS
+    if source == "demo":
+        return bring_demo(place, state_dir, models)
+    if source.startswith("hf:"):
+        hint = f"download it first, such as `hf download {source[3:]} --local-dir DIR`, then `appliancectl model add DIR`"
+        raise ApplianceError("models are not fetched from a hub by the appliance", hint=hint)
+    path = Path(source.removeprefix("gguf:")).expanduser().absolute()
+    target = _add(path, models, _name(name or path.name.removesuffix(".gguf")), copy=copy)
+    say(f"{good('ok')} {target}")
+    backend = ', and engine.backend = "llamacpp"' if path.is_file() else ""
+    say(f'Serve it with model.path = "{target}"{backend} in appliance.toml')
+    return ExitCode.OK
+
+
+def _name(wanted: str) -> str:
+    if not wanted or wanted.startswith(".") or "/" in wanted or not wanted.isprintable():
+        raise click.UsageError(f"{wanted!r} cannot be the name of a model; give one with --name")
+    return wanted
+
+
+def _add(path: Path, models: Path, name: str, *, copy: bool) -> Path:
+    """Under a hidden name first; then renamed, which is there whole or not at all."""
+    from appliance.cli.model_checks import checked_facts
+
+    facts = checked_facts(path)
+    target = models / name
+    if target.exists() or target.is_symlink():
+        raise ModelError(f"there is a model {name!r} already", hint=f"give another --name, or: appliancectl model remove {name}")
+    models.mkdir(mode=0o755, parents=True, exist_ok=True)
+    work = models / f".{name}.new"
+    _forget(work)
+    if not copy:
+        if path.is_dir():
+            work.symlink_to(path.resolve())
+        else:
+            work.mkdir()
+            (work / path.name).symlink_to(path.resolve())
+    else:
+        _check_space(models, path)
+        (shutil.copytree(path, work) if path.is_dir() else _copy_file(path, work))
+    work.rename(target)
+    size = format_bytes(facts.weight_bytes)
+    say(f"{good('ok')} {facts.architecture or 'a model'}, {size} of weights, {_context(facts.max_context_tokens)}")
+    return target
+
+
+def _copy_file(file: Path, folder: Path) -> None:
+    folder.mkdir()
+    shutil.copy2(file, folder / file.name)
+
+
+def _check_space(models: Path, path: Path) -> None:
+    needed = sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else (path,)) if file.is_file())
+    free = shutil.disk_usage(models).free
+    if free < needed + _KEPT_FREE_BYTES:
+        raise ApplianceError(
+            f"not enough disk space in {models}: the model has {format_bytes(needed)}, {format_bytes(free)} are free and 1 GiB is kept so",
+            hint="free some space, or leave --copy out",
+        )
+
+
+@model.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
+@click.pass_obj
+def list_(place: Place, as_json: bool) -> None:
+    """All of them; the one that is configured is marked.
+
+    \b
+    Example:
+      appliancectl model list
+    """
+    models = state_dir_of(place) / MODELS
+    configured = place.load().config.model.path
+    rows = [_row(folder, configured) for folder in _all(models)]
+    if as_json:
+        say_json({"models": [row.document() for row in rows]})
+    for row in () if as_json else rows:
+        say(f"{good('*') if row.configured else ' '} {bold(row.name)}  {row.words}  {faint(str(row.path))}")
+    if not rows and not as_json:
+        say(f"none in {models}: `appliancectl model add DIR`, or `appliancectl model add demo` for a small one")
+
+
+@model.command()
+@click.argument("name")
+@click.pass_obj
+def remove(place: Place, name: str) -> ExitCode:
+    """Take one away: its files where they were copied, only the link where they were not.
+
+    \b
+    Example:
+      appliancectl model remove small
+    """
+    state_dir = state_dir_of(place)
+    found = {folder.name: folder for folder in _all(state_dir / MODELS)}
+    if name not in found:
+        raise ModelError(f"there is no model {name!r} in {state_dir / MODELS}", hint=f"there are: {', '.join(found) or 'none'}")
+    if _row(found[name], place.load().config.model.path).configured:
+        raise ModelError(f"{name} is the model that is configured (model.path)", hint="configure another first")
+    if (other := owner.other_owner(state_dir)) is not None:
+        return owner.again_as(other, state_dir, ["model", "remove", name])
+    # Renamed first: what is interrupted is no model any more.
+    gone = found[name].with_name(f".{name}.old")
+    _forget(gone)
+    found[name].rename(gone)
+    _forget(gone)
+    say(f"{good('ok')} {name} is gone")
+    return ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    path: Path
+    words: str
+    configured: bool
+    linked: bool
+    weight_bytes: int | None
+
+    def document(self) -> dict[str, object]:
+        """For --json."""
+        return {
+            "name": self.name, "path": str(self.path), "weight_bytes": self.weight_bytes, "configured": self.configured,
+            "linked": self.linked, "detail": self.words,
+        }  # fmt: skip
+
+
+def _row(folder: Path, configured: str) -> _Row:
+    from appliance.planner.model_files import model_facts
+
+    served = Path(configured).resolve() if configured else None
+    mine = served is not None and (served == folder.resolve() or served.parent == folder.resolve())
+    linked = folder.is_symlink() or any(entry.is_symlink() for entry in folder.glob("*.gguf"))
+    try:
+        facts = model_facts(folder)
+    except ApplianceError as error:
+        return _Row(folder.name, folder, f"cannot be served: {error.message}", mine, linked, None)
+    kind = f", {facts.quantisation}" if facts.quantisation else ""
+    words = f"{format_bytes(facts.weight_bytes)}{kind}, {_context(facts.max_context_tokens)}{', linked' if linked else ''}"
+    return _Row(folder.name, folder, words, mine, linked, facts.weight_bytes)
+
+
+def _context(tokens: int) -> str:
+    return f"a context of {tokens:,} tokens"
+
+
+def _all(models: Path) -> Iterator[Path]:
+    if models.is_dir():
+        yield from sorted(entry for entry in models.iterdir() if not entry.name.startswith(".") and (entry.is_dir() or entry.is_symlink()))
+
+
+def _forget(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
