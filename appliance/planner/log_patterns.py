@@ -69,7 +69,7 @@ VLLM = (
     _line("weights", r"Model loading took <n> (?:GiB|GB)"),
     _line("weights", r"Loading model weights took <n> GB"),
     _line("kv_pool", r"Available KV cache memory: <n> GiB"),
-    _line("kv_tokens", r"GPU KV cache size: <n> tokens", 1),
+    _line("kv_tokens", r"(?:GPU|CPU) KV cache size: <n> tokens", 1),
     _line("context", r"Maximum concurrency for <n> tokens per request", 1),
     _line("concurrency", r"tokens per request: <n>x", 1),
     _line("blocks", r"# (?:GPU|cuda) blocks: <n>", 1),

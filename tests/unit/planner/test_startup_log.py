@@ -255,3 +255,19 @@ def test_the_built_in_engines_own_lines() -> None:
     assert abs(off["weights"]) < 0.002
     assert off["KV tokens, given the measured terms"] == 0.0
     assert as_started(asked, log).context_length_tokens == 8192
+
+
+VLLM_ON_THE_CPU = """(APIServer pid=1685) INFO 11-30 07:32:49 [scheduler.py:307] Chunked prefill is enabled with max_num_batched_tokens=512.
+(EngineCore pid=2786) INFO 11-30 07:33:41 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m', max_seq_len=2048, x
+(Worker pid=3052) INFO 11-30 07:34:12 [cpu_worker.py:260] Explicitly set (1.0/23.54) GiB for KV cache on node 0.
+(EngineCore pid=2786) INFO 11-30 07:34:12 [kv_cache_utils.py:2327] CPU KV cache size: 46,592 tokens, Maximum concurrency for 2,048 tokens \
+per request: 22.75x
+"""
+"""Printed by vLLM 0.32.0, built for CPUs."""
+
+
+def test_vllm_on_the_cpu_is_read_as_on_a_card() -> None:
+    """It calls its cache another name."""
+    log = read_startup_log(VLLM_ON_THE_CPU)
+    assert (log.engine, log.version) == ("vllm", "0.32.0")
+    assert (log.size("kv_tokens"), log.size("context"), log.size("chunk"), log.size("concurrency")) == (46_592, 2048, 512, 23)
