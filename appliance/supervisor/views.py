@@ -89,7 +89,7 @@ def why_this_rung(rung: int, wants: int | None, newest_first: Sequence[Document]
         return "the setting that is configured"
     for incident in newest_first:
         if incident["rung_after"] == rung != incident["rung_before"]:
-            return f"{Redactor().redact(incident['action']['basis'])} ({incident['incident_id']})"
+            return f"{_basis(incident, Redactor())} ({incident['incident_id']})"
     return "a person chose it, or a safer one has held for long enough"
 
 
@@ -99,9 +99,15 @@ def told(incident: Document) -> Document:
     return {
         **{name: incident[name] for name in (*_KEPT, "rung_before", "rung_after")},
         "diagnosis": to_json(redacted(diagnosis_from_json(incident["diagnosis"]), redactor)),
-        "action": {"kind": incident["action"]["kind"], "basis": redactor.redact(incident["action"]["basis"])},
+        "action": {"kind": incident["action"]["kind"], "basis": _basis(incident, redactor)},
         "requests": len(incident["inflight"]),
     }
+
+
+def _basis(incident: Document, redactor: Redactor) -> str:
+    """ "did X because Y (evidence Z)": X is in our own words, which are no secrets even where they look like some ("token: prompts")."""
+    did, because, reason = str(incident["action"]["basis"]).partition(" because ")
+    return did + redactor.redact(because + reason)
 
 
 def markdown_of(incident: Document) -> str:

@@ -89,11 +89,16 @@ def test_wrong_questions_are_named(applianced: Callable[..., Applianced]) -> Non
 def test_why_a_rung_is_in_force() -> None:
     """The incident that led there, the cards that are missing, or a person."""
 
+    ours = "restarted on the safer rung 1 (gives up time to the first token: prompts are read slowly) because of prompt='a b c'"
+
     def moved(before: int, after: int, basis: str) -> dict[str, Any]:
         return {"rung_before": before, "rung_after": after, "action": {"basis": basis}, "incident_id": "inc-1"}
 
     newest_first = [moved(1, 1, "restarted on rung 1"), moved(0, 1, "restarted on rung 1 because it ran out of memory")]
     assert why_this_rung(1, None, newest_first) == "restarted on rung 1 because it ran out of memory (inc-1)"
+    told = why_this_rung(1, None, [moved(0, 1, ours)])
+    assert "first token: prompts are read slowly" in told
+    assert "a b c" not in told
     assert why_this_rung(2, None, newest_first).startswith("a person chose it")
     assert why_this_rung(2, 0, newest_first) == "rung 0 needs more cards than can be used now"
     assert why_this_rung(0, None, newest_first) == "the setting that is configured"
