@@ -18,6 +18,8 @@ SIGNALS = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
     11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
+HEALTHY = ("ready", "traffic", "decode", "prefill")
+"""Signs of life."""
 _GO_WORDS = {
     "KILLED": "SIGKILL", "TERMINATED": "SIGTERM", "INTERRUPT": "SIGINT", "HANGUP": "SIGHUP", "ABORTED": "SIGABRT",
     "SEGMENTATION FAULT": "SIGSEGV", "BUS ERROR": "SIGBUS", "ILLEGAL INSTRUCTION": "SIGILL", "QUIT": "SIGQUIT",
@@ -147,6 +149,11 @@ class Case:
     def served_after(self, event: Event) -> bool:
         """The engine went on answering after this event."""
         return any(other.name in ("decode", "prefill", "traffic") and other.order > event.order for other in self.events)
+
+    def ends_in(self, *names: str) -> bool:
+        """Whether an event of these names stands in the engine's log after its last sign of life."""
+        last = max((event.order for event in self.named(*HEALTHY)), default=-1)
+        return any(event.order > last and event.source in ENGINE_SOURCES for event in self.named(*names))
 
     @functools.cached_property
     def dead(self) -> bool:

@@ -25,7 +25,7 @@ WORDS = (
     "smashing", "died", "exitcode", "leaked", "apturing", "hit an", "is zero", "etract", "longer than", "exceeds", "must ", "misaligned",
     "ssert", "too old", "ompatib", "nsatisf", "apability", "equire", "upport", "bad_alloc", "non-default", "init_method", "nabl",
     "ustom all", "torch.compile", "blocks", "is stopped", "unexpectedly", "eartbeat", "eceived", "[shutdown]", "IPC", "reempt", " clos",
-    "roles", "oo large", "llocated", "navailable", "new model", "etries", "pull model", "nrecognized",
+    "roles", "inference", "VRAM", "got exception", "oo large", "llocated", "navailable", "new model", "etries", "pull model", "nrecognized",
     "ERR", "Exception", "EOF", "ENO", "EADDR", "EMFILE", "Engine", "WARN", "Watchdog", "Warn", "Worker", "Fatal", "Fail", "FAIL", "FATAL",
     "Finished", "CUDA", "CUBLAS", "CUDNN", "CUSOLVER", "CRIT", "Capture", "Client", "Connected", "Commandline", "SIG", "Seg", "Shutting",
     "Shard", "Subprocess", "Starting", "Stopp", "Signal", "ServerArgs", "Xid", "Killed", "KV ", "Aborted", "Assert", "Application",

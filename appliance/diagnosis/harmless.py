@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Evidence, Source
-from appliance.diagnosis.case import Case
+from appliance.diagnosis.case import HEALTHY, Case
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.pattern import Kind
 
@@ -18,7 +18,6 @@ _PRECEDENCE = (
     Cause.OK_BENIGN_WARNING,
     Cause.OK_NORMAL,
 )
-_HEALTHY = ("ready", "traffic", "decode", "prefill")
 
 
 def harmless(case: Case) -> Event | None:
@@ -34,7 +33,7 @@ def harmless(case: Case) -> Event | None:
     stop = case.first("shutdown")
     if stop is not None:
         return replace(stop, kind=Kind.BENIGN, cause=Cause.OK_SHUTDOWN, sure=case.exit.code == 0, note="it ended in order")
-    healthy = case.first(*_HEALTHY)
+    healthy = case.first(*HEALTHY)
     if healthy is not None and not _ends_in_an_exception(case):
         return replace(healthy, kind=Kind.BENIGN, cause=Cause.OK_NORMAL, note="it starts, serves, and nothing went wrong")
     return None
@@ -42,8 +41,7 @@ def harmless(case: Case) -> Event | None:
 
 def _ends_in_an_exception(case: Case) -> bool:
     """An exception stands after the last sign of life: nobody can say that this engine is well."""
-    last = max((event.order for event in case.named(*_HEALTHY)), default=0)
-    return any(event.order > last for event in case.named("exception", "usage_error"))
+    return case.ends_in("exception", "usage_error")
 
 
 def _stop(case: Case) -> Event:

@@ -14,6 +14,7 @@ from appliance.diagnosis import rules_oom as oom
 from appliance.diagnosis import rules_own as own
 from appliance.diagnosis import rules_process as process
 from appliance.diagnosis import rules_stop as stop
+from appliance.diagnosis import rules_vram as vram
 from appliance.diagnosis.case import Case
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.pattern import Kind
@@ -42,6 +43,7 @@ RULES: dict[str, Rule] = {
     "client_left": process.client_left,
     "cuda_oom": gpu.cuda_oom,
     "cuda_oom_load": gpu.cuda_oom_load,
+    "cuda_oom_startup": vram.held_by_other,
     "death": process.death,
     "enospc": process.enospc,
     "exit": own.ended_without_a_word,
@@ -63,8 +65,10 @@ RULES: dict[str, Rule] = {
     "sigterm": process.sigterm,
     "smi_err": gpu.smi_err,
     "start_failed": process.start_failed,
+    "start_timeout": process.start_timeout,
     "stop_requested": stop.stop_requested,
     "stuck_task": gpu.stuck_task,
+    "template_error": process.template_error,
     "template_request": process.template_request,
     "usage_error": own.usage_error,
     "xid": gpu.xid,

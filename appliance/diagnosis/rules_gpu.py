@@ -8,6 +8,7 @@ from appliance.core.causes import Cause
 from appliance.diagnosis.case import Case, ours
 from appliance.diagnosis.events import Event, Phase, caused
 from appliance.diagnosis.pattern import Kind
+from appliance.diagnosis.rules_vram import held_by_other
 from appliance.diagnosis.xid import APPLICATION_CLASS
 
 TRACEBACK_LINES = 80
@@ -27,7 +28,10 @@ def xid(event: Event, case: Case) -> Event | None:
 
 
 def cuda_oom(event: Event, case: Case) -> Event:
-    """Load, prefill or run time: what the failure's own wrapper says, then its frames, then the last milestone."""
+    """Somebody else's memory; else load, prefill or run time: what the failure's wrapper says, then its frames, then the last milestone."""
+    held = held_by_other(event, case)
+    if held is not None:
+        return held
     if not event.phase.serving and case.near(event, "startup_failed", before=TRACEBACK_LINES, after=TRACEBACK_LINES):
         return caused(event, Cause.CUDA_OOM_STARTUP, note="the engine says that it failed to start")
     frames = {name: case.near(event, name, before=TRACEBACK_LINES, after=3) for name in ("frame_decode", "frame_prefill", "frame_load")}
@@ -59,7 +63,7 @@ def cuda_oom_load(event: Event, case: Case) -> Event:
     """Buffers that llama.cpp allocates while loading, and again when a graph grows at run time."""
     if event.phase.serving:
         return cuda_oom(event, case)
-    return caused(event, Cause.CUDA_OOM_STARTUP, note="the engine was still loading")
+    return held_by_other(event, case) or caused(event, Cause.CUDA_OOM_STARTUP, note="the engine was still loading")
 
 
 def nccl_watchdog(event: Event, case: Case) -> Event:

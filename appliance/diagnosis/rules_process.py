@@ -94,7 +94,7 @@ def _by_its_parent(event: Event, case: Case) -> bool:
     """A parent ends its whole tree after a child failed; a child that is gone before that was ended by somebody else."""
     if event.source is Source.ENGINE_LOG:
         return case.last_before(event, "kill_tree", "sigquit", "exception", "broken_invariant") is not None
-    return case.has("kill_tree", "sigquit")
+    return case.has("kill_tree", "sigquit") or case.ends_in("wrapper", "exception", "runtime_failed", "startup_failed", "broken_invariant")
 
 
 def _host_memory_plan(event: Event, case: Case) -> Event | None:
@@ -194,6 +194,18 @@ def template_request(event: Event, case: Case) -> Event:
     if case.served or any(other.cause is Cause.OK_CLIENT_ERROR for other in case.events):
         return caused(event, Cause.OK_CLIENT_ERROR, tier=7, rank=22)
     return caused(event, Cause.TEMPLATE_ERROR, sure=False)
+
+
+def template_error(event: Event, case: Case) -> Event:
+    """A template that does not compile keeps some engines from starting; others find out when a request comes, and go on."""
+    if event.phase.serving and not case.dead and case.served_after(event):
+        return caused(event, Cause.OK_CLIENT_ERROR, tier=7, rank=22, note="a request was refused for it, and the engine goes on")
+    return event
+
+
+def start_timeout(event: Event, _case: Case) -> Event:
+    """Somebody waited for a start and gave up; only we ourselves know that it went on computing."""
+    return event if event.source is Source.PROBE else replace(event, sure=False)
 
 
 def start_failed(event: Event, _case: Case) -> Event:

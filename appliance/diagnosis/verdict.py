@@ -26,6 +26,8 @@ CHAIN_LINKS = 12
 _UNTOLD = frozenset({Source.EXIT, Source.STOP_LEDGER})
 """What is given in words beside files."""
 _RAISED = ("exception", "broken_invariant", "usage_error")
+_BY_ABSENCE = frozenset({Cause.KILLED_UNKNOWN, Cause.HOST_POWER_RESET})
+"""Causes that rest on what is not on record, which may only be missing from what was given."""
 _STRENGTH = (Role.ROOT, Role.SAME_EVENT, Role.CONSEQUENCE, Role.EVENT, Role.SYMPTOM)
 """A line that is two things is shown as the stronger."""
 
@@ -84,6 +86,8 @@ def _confidence(root: Event, verdict: Verdict) -> Confidence:
     doubtful = any(event.tier < root.tier for event, _reason in verdict.outside)
     if not root.sure:
         return Confidence.LOW if verdict.rivals or root.tier >= 5 else Confidence.MEDIUM
+    if root.source is Source.EXIT or root.cause in _BY_ABSENCE:
+        return Confidence.MEDIUM
     return Confidence.MEDIUM if verdict.rivals or root.tier == 6 or doubtful else Confidence.HIGH
 
 

@@ -1,0 +1,79 @@
+"""How sure a verdict may be, and what one request's trouble is."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.core.causes import Cause
+from appliance.core.diagnosis import Confidence
+from appliance.core.evidence import Source
+from appliance.diagnosis import diagnose, exit_evidence, read_evidence
+
+SERVED = "[2026-09-09 17:40:01 TP0] Prefill batch, #new-seq: 1, #new-token: 8192, #cached-token: 0, token usage: 0.91\n"
+CUT = SERVED + (
+    "[2026-09-09 17:40:06 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+    '  File "/opt/sgl/lib/python3.12/site-packages/sglang/srt/managers/scheduler.py", line 4940, in run_scheduler_process\n'
+)
+
+
+@pytest.mark.parametrize("word", ["SIGKILL", "SIGSEGV", "137", "-11", "143"])
+def test_an_exit_code_alone_is_never_certain(word: str) -> None:
+    """It tells how the process ended, not why."""
+    assert diagnose([exit_evidence(word)]).confidence is not Confidence.HIGH
+
+
+def test_a_log_cut_inside_a_traceback_is_no_killing_by_nobody() -> None:
+    """Parents kill their own tree after a child's exception; which exception it was is cut off."""
+    found = diagnose([*read_evidence(CUT, Source.ENGINE_LOG), exit_evidence("137")])
+    assert (found.cause, found.confidence) == (Cause.UNKNOWN, Confidence.LOW)
+    healthy = diagnose([*read_evidence(CUT + SERVED, Source.ENGINE_LOG), exit_evidence("137")])
+    assert (healthy.cause, healthy.confidence) == (Cause.KILLED_UNKNOWN, Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'msg="error loading llama server" error="timed out waiting for llama runner to start - progress 1.00 - "',
+        "timed out waiting for llama-server to start",
+    ],
+)
+def test_a_loader_that_gave_up_waiting_says_so_and_no_more(line: str) -> None:
+    """ollama's own deadline."""
+    found = diagnose(read_evidence(line, Source.ENGINE_LOG))
+    assert (found.cause, found.confidence) == (Cause.START_TIMEOUT, Confidence.MEDIUM)
+
+
+REFUSED = [
+    "srv    send_error: task id = 311, error: request (140211 tokens) exceeds the available context size (131072 tokens), try increasing it",
+    "srv    send_error: task id = 311, error: input (9000 tokens) is too large to process. increase the physical batch size",
+    'srv    operator(): got exception: {"code":400,"message":"Unsupported param: tools","type":"invalid_request_error"}',
+    "srv  log_server_r: done request: POST /v1/chat/completions 10.0.0.2 400",
+    "srv  log_server_r: request: GET /favicon.ico 10.0.0.2 404",
+    '[GIN] 2026/08/30 - 10:11:02 | 400 |     812.11µs |       127.0.0.1 | POST     "/api/generate"',
+    '[GIN] 2026/08/30 - 10:11:02 | 401 |     812.11µs |       127.0.0.1 | POST     "/api/generate"',
+    'INFO:     10.0.0.2:33110 - "POST /v1/chat/completions HTTP/1.1" 401 Unauthorized',
+    "ERROR chat_completions: text_generation_router::infer: Tool error: Invalid tool choice",
+    "[2026-08-16 09:41:40 TP0] Hit invalid json_schema: key_string='{', e=RuntimeError('x')",
+]
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_refused_request_is_its_client_s(line: str) -> None:
+    """The engine goes on."""
+    served = 'INFO:     10.0.0.2:33110 - "POST /v1/completions HTTP/1.1" 200 OK'
+    assert diagnose(read_evidence(f"{line}\n{served}", Source.ENGINE_LOG)).cause is Cause.OK_CLIENT_ERROR
+
+
+def test_a_failed_computation_is_not_the_client_s() -> None:
+    """llama-server answers 500 for it in the same words."""
+    line = "srv    send_error: task id = 311, error: Compute error."
+    assert diagnose(read_evidence(line, Source.ENGINE_LOG)).cause is not Cause.OK_CLIENT_ERROR
+
+
+def test_a_template_that_fails_a_request_is_no_crash_while_others_are_served() -> None:
+    """And is the template's fault where nothing was served after it."""
+    ready, served = "INFO:     Application startup complete.\n", 'INFO:     10.0.0.2:1 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+    error = "ERROR 11-11 21:14:55 serving_chat.py:158] jinja2.exceptions.TemplateSyntaxError: expected token 'x', got 'name'\n"
+    assert diagnose(read_evidence(ready + error + served, Source.ENGINE_LOG)).cause is Cause.OK_CLIENT_ERROR
+    assert diagnose(read_evidence(ready + error, Source.ENGINE_LOG)).cause is Cause.TEMPLATE_ERROR
+    assert diagnose(read_evidence(error, Source.ENGINE_LOG)).cause is Cause.TEMPLATE_ERROR
