@@ -1,8 +1,8 @@
 """KV blocks by number: two disjoint regions of one cache, and who may write what.
 
-Blocks 0 to prefill_blocks − 1 hold prompts; the rest hold answers. A prompt's blocks are sealed when its prefill ends and
-never written again; from then on they may be shared. A block of the decode region is private to one sequence. So no block
-that anyone writes is ever shared.
+Blocks 0 to prefill_blocks − 1 hold prompts; then comes the null block, of zeros; those behind it hold answers. A prompt's blocks
+are sealed when its prefill ends and never written again; from then on they may be shared. A block of the decode region is
+private to one sequence. So no block that anyone writes is ever shared.
 
 All that is known of a block is its word (kernels/refcount) and its owner, in two tensors that the kernels read; what is free,
 held or kept is looked up in them, and nothing is counted a second time here. One thread, the engine's, calls all of this.
@@ -60,8 +60,13 @@ class PoolGeometry:
 
     @property
     def null_block(self) -> int:
-        """One more block, of zeros, that nobody writes: what a table points to past its end."""
-        return self.total_blocks
+        """One more block, of zeros, that nobody writes: what a table points to past its end, and what lies between the regions."""
+        return self.prefill_blocks
+
+    @property
+    def end_block(self) -> int:
+        """All block numbers are below it, the null block's too."""
+        return self.total_blocks + 1
 
     @property
     def prefill_tokens(self) -> int:
@@ -75,7 +80,7 @@ class PoolGeometry:
 
     def bounds(self, region: Region) -> tuple[int, int]:
         """First block, and the one past the last."""
-        return (0, self.prefill_blocks) if region is Region.PREFILL else (self.prefill_blocks, self.total_blocks)
+        return (0, self.prefill_blocks) if region is Region.PREFILL else (self.prefill_blocks + 1, self.end_block)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -104,14 +109,14 @@ class BlockPool:
     """Owns every block's word and owner.
 
     Attributes:
-        words: [blocks], int32; see kernels/refcount.
-        owners: [blocks], int64: who claimed it last, and alone may write it while it is open.
+        words: [end_block], int32; see kernels/refcount.
+        owners: [end_block], int64: who claimed it last, and alone may write it while it is open.
     """
 
     def __init__(self, geometry: PoolGeometry) -> None:
         self.geometry = geometry
-        self.words: Tensor = torch.zeros(geometry.total_blocks, dtype=torch.int32)
-        self.owners: Tensor = torch.zeros(geometry.total_blocks, dtype=torch.int64)
+        self.words: Tensor = torch.zeros(geometry.end_block, dtype=torch.int32)
+        self.owners: Tensor = torch.zeros(geometry.end_block, dtype=torch.int64)
 
     def free_blocks(self, region: Region) -> int:
         """How many are left, without those that the prefix cache could let go."""

@@ -7,6 +7,7 @@ The kinds (settings.FAULTS), each done to the oldest sequence at its decode step
     foreign      ... is the block that another sequence writes (waits for a step with two)
     freed        the word of the block that it writes says that it is free
     unreadable   the first entry of its block table is a block that nobody holds
+    overrun      a number is written just behind the prompts' region, as by a kernel that goes one too far
 """
 
 from __future__ import annotations
@@ -51,5 +52,7 @@ class FaultyRunner(ModelRunner):
                 victim.decode_blocks[-1] = sequences[1].decode_blocks[-1]
             case "freed":
                 self._pool.words[victim.decode_blocks[-1]] = FREE
+            case "overrun":
+                self._cache.values(1)[self._pool.geometry.null_block, 0, 0, 0] = 1.0
             case "unreadable":
                 victim.prompt_blocks[0] = int(free_blocks(self._pool.words, *self._pool.geometry.bounds(Region.PREFILL), 1)[0])

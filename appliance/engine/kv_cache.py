@@ -19,25 +19,44 @@ def bytes_per_token(config: DecoderConfig) -> int:
     return 2 * len(config.layers) * config.kv_heads * config.head_dim * _FLOAT_BYTES
 
 
+class CacheCorrupt(AssertionError):
+    """Something was written where nobody writes: a defect of ours, or of the memory. The message says where."""
+
+
 class KvCache:
-    """Owns the tensor [layers, 2, blocks + 1, kv_heads, block_tokens, head_dim]; the last block is the null block."""
+    """Owns the tensor [layers, 2, end_block + 1, kv_heads, block_tokens, head_dim]. Two blocks of each layer's keys and values stay
+    zero for ever: the null block between the regions, and one behind them. They take no memory: their pages are never written."""
 
     def __init__(self, config: DecoderConfig, geometry: PoolGeometry) -> None:
         """Zeroed, which costs nothing: the kernel gives zero pages when they are first touched.
 
         Mapped by ourselves, because torch.zeros touches them all: a third of a second for 512 MiB, at every start.
         """
-        shape = (len(config.layers), 2, geometry.total_blocks + 1, config.kv_heads, geometry.block_tokens, config.head_dim)
+        shape = (len(config.layers), 2, geometry.end_block + 1, config.kv_heads, geometry.block_tokens, config.head_dim)
         pages = mmap.mmap(-1, math.prod(shape) * _FLOAT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory = torch.frombuffer(pages, dtype=torch.float32).view(shape)
+        self._guards = {"between the regions": geometry.null_block, "behind the regions": geometry.end_block}
 
     def keys(self, layer: int) -> Tensor:
-        """[blocks + 1, kv_heads, block_tokens, head_dim], contiguous."""
+        """[end_block + 1, kv_heads, block_tokens, head_dim], contiguous."""
         return self._memory[layer, 0]
 
     def values(self, layer: int) -> Tensor:
         """As `keys`."""
         return self._memory[layer, 1]
+
+    def check_guards(self) -> None:
+        """The blocks that nobody writes are zero, in all layers.
+
+        Raises:
+            CacheCorrupt: naming the first place that is not.
+        """
+        for where, block in self._guards.items():
+            touched = self._memory[:, :, block].view(torch.int32).count_nonzero(dim=(-3, -2, -1)).nonzero()  # −0.0 is not zero here
+            if touched.shape[0]:
+                layer, side = touched[0].tolist()
+                what = "values" if side else "keys"
+                raise CacheCorrupt(f"the block {where} was written, first in the {what} of layer {layer} ({block=}); please report this")
 
     def scrub(self, blocks: Tensor) -> None:
         """Zero [n] blocks in all layers."""

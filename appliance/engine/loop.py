@@ -94,7 +94,7 @@ class EngineLoop:
             while self._inbox or self._living:
                 self._read_inbox()
                 self._step()
-        self._shared.scheduler.check_integrity()
+        self._check_integrity()
 
     def stop(self) -> None:
         """End after the current step; what still runs is aborted."""
@@ -160,11 +160,16 @@ class EngineLoop:
         except BaseException as error:  # noqa: BLE001  # the top of a thread: nothing above it would hear of this
             self._on_fatal(error)
 
+    def _check_integrity(self) -> None:
+        """When nothing runs: the books balance, and nothing was written where nobody writes."""
+        self._shared.scheduler.check_integrity()
+        self._shared.runner.check_guards()
+
     def _read_inbox(self) -> bool:
         """Take notes; wait while there is nothing to do. False: stop."""
         with self._wake:
             if not self._inbox and not self._living and not self._stopping:
-                self._shared.scheduler.check_integrity()
+                self._check_integrity()
                 self._wake.wait_for(lambda: self._inbox or self._stopping)
             notes, self._inbox = self._inbox, deque()
             stopping = self._stopping

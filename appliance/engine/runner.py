@@ -31,7 +31,7 @@ class ModelRunner:
         self._geometry = geometry
         self._violations = Violations()
         self._guards = {region: Guard(pool.words, pool.owners, *geometry.bounds(region)) for region in Region}
-        self._whole = Guard(pool.words, pool.owners, 0, geometry.total_blocks)
+        self._whole = Guard(pool.words, pool.owners, 0, geometry.end_block)
         self._shape = CacheShape(geometry.block_tokens, config.kv_heads, config.group, geometry.null_block)
         self._head_dim = config.head_dim
         self._window_of_layer = [layer.window_tokens for layer in config.layers]
@@ -45,6 +45,10 @@ class ModelRunner:
     def beside(self, pool: BlockPool) -> ModelRunner:
         """The same model over another cache, which is mapped now; raises OSError or MemoryError where there is no room for it."""
         return ModelRunner(self._decoder, pool)
+
+    def check_guards(self) -> None:
+        """Raises CacheCorrupt where something was written between the regions or behind them."""
+        self._cache.check_guards()
 
     def take_violations(self) -> list[Violation]:
         """What was not written since the last call, because it was not to be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-FAULTS = ("stray", "sealed", "foreign", "freed", "unreadable")
+FAULTS = ("stray", "sealed", "foreign", "freed", "unreadable", "overrun")
 """See faults.py."""
 
 

@@ -69,6 +69,9 @@ class RecordingRunner:
                     self._by_arrival[owner].logits.pop(position, None)
         return violations
 
+    def check_guards(self) -> None:
+        self._runner.check_guards()
+
     def promote(self, copies: Several[tuple[int, int, int]]) -> bool:
         return self._runner.promote(copies)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
+from appliance.engine.kv_cache import CacheCorrupt
 from appliance.engine.messages import FinishReason
 from appliance.engine.sequence import Sequence
-from appliance.engine.settings import FAULTS
 from appliance_kernels.kv_write.reference import Reason, Violation
 from tests.engine.driver import GREEDY, Driver, differences
 from tests.engine.test_tiny_models import SIZES, prompt, save_checkpoint
@@ -28,7 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(transformers.LlamaConfig(**SIZES), tmp_path_factory.mktemp("tiny") / "tiny-llama")
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", REASONS)
 @pytest.mark.parametrize("step", [1, 7])
 def test_a_damaged_book_costs_a_pause_and_not_a_bit(kind: str, step: int, tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every answer, the victim's too, has the bits that it has on a sound engine; the log says what was refused and what was done."""
@@ -66,6 +66,13 @@ def test_who_does_not_share_the_damage_keeps_its_memory(tiny: Path) -> None:
     assert driver.loop.stats().block_violations == 2  # the write, and the read of the same block
     assert all(seen)
     assert len(seen) > 20
+
+
+def test_a_write_behind_a_region_is_found_when_nothing_runs(tiny: Path) -> None:
+    """Nobody refused it, for no check of ours made it; the guard block says that it happened, and the engine ends."""
+    driver = Driver(tiny, kv_pool_bytes=2 * 1024**2, fault=("overrun", 5))
+    with pytest.raises(CacheCorrupt, match="between the regions was written, first in the values of layer 1"):
+        driver.run(PROMPTS, SAMPLING)
 
 
 def test_a_second_refusal_on_the_safe_path_gives_the_request_up(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from appliance.engine.block_pool import PoolGeometry
-from appliance.engine.kv_cache import KvCache
+from appliance.engine.kv_cache import CacheCorrupt, KvCache
 from appliance.engine.models.config import DecoderConfig, LayerSpec, RopeSpec
 
 MIB = 1024**2
@@ -27,7 +28,7 @@ def test_a_pool_costs_nothing_until_it_is_used() -> None:
     before = anonymous_bytes()
     cache = KvCache(config, PoolGeometry(16, 2000, 2095))
     keys = cache.keys(7)
-    assert keys.shape == (4096, 8, 16, 64)
+    assert keys.shape == (4097, 8, 16, 64)
     assert keys.is_contiguous()
     assert anonymous_bytes() - before < 8 * MIB
     assert keys[::512].count_nonzero() == 0
@@ -36,3 +37,23 @@ def test_a_pool_costs_nothing_until_it_is_used() -> None:
     keys[5] += 1.0
     assert cache.keys(7)[4:7].sum() == 8 * 16 * 64
     assert anonymous_bytes() - before < 16 * MIB
+
+
+def test_a_write_between_or_behind_the_regions_is_found() -> None:
+    """In any layer, keys or values, also of a zero with a sign; a cache that was written where it may be is sound."""
+    config = DecoderConfig(
+        "LlamaForCausalLM", 32, 64, 96, 2, 2, 16, (LayerSpec(0, RopeSpec(1e4)),) * 3, 1e-5, "silu", 0.125, True, 4096
+    )  # fmt: skip
+    geometry = PoolGeometry(4, 3, 2)
+    cache = KvCache(config, geometry)
+    for layer in range(3):
+        for plane in (cache.keys(layer), cache.values(layer)):
+            plane[:3] = plane[4:6] = float("nan")
+    cache.check_guards()
+    cache.values(2)[3, 1, 3, 15] = -0.0
+    with pytest.raises(CacheCorrupt, match="between the regions was written, first in the values of layer 2"):
+        cache.check_guards()
+    cache.values(2)[3] = 0.0
+    cache.keys(1)[6, 0, 0, 0] = 1e-40
+    with pytest.raises(CacheCorrupt, match="behind the regions was written, first in the keys of layer 1"):
+        cache.check_guards()

@@ -13,9 +13,9 @@ GEOMETRY = PoolGeometry(block_tokens=4, prefill_blocks=3, decode_blocks=2)
 def test_the_pool_is_divided_by_the_fraction_and_keeps_a_null_block() -> None:
     """11 blocks of 4 tokens of 8 bytes: one is null, 60 % of ten hold prompts."""
     geometry = PoolGeometry.divide(11 * 32, 8, 4, 0.6)
-    assert (geometry.prefill_blocks, geometry.decode_blocks, geometry.null_block) == (6, 4, 10)
+    assert (geometry.prefill_blocks, geometry.decode_blocks, geometry.null_block, geometry.end_block) == (6, 4, 6, 11)
     assert geometry.bounds(Region.PREFILL) == (0, 6)
-    assert geometry.bounds(Region.DECODE) == (6, 10)
+    assert geometry.bounds(Region.DECODE) == (7, 11)
     assert (geometry.prefill_tokens, geometry.decode_tokens) == (24, 16)
 
 
@@ -33,10 +33,10 @@ def test_allocation_is_all_or_nothing() -> None:
     assert pool.free_blocks(Region.PREFILL) == 3
     assert pool.allocate(Region.PREFILL, 3, 1) == [0, 1, 2]
     assert pool.allocate(Region.PREFILL, 1, 1) is None
-    assert pool.allocate(Region.DECODE, 2, 1) == [3, 4]
+    assert pool.allocate(Region.DECODE, 2, 1) == [4, 5]
     assert pool.allocate(Region.DECODE, 0, 1) == []
     assert pool.used_blocks == 5
-    assert pool.owners.tolist() == [1, 1, 1, 1, 1]
+    assert pool.owners.tolist() == [1, 1, 1, 0, 1, 1]
 
 
 def test_blocks_are_open_then_sealed_then_free() -> None:
@@ -52,8 +52,8 @@ def test_blocks_are_open_then_sealed_then_free() -> None:
     assert pool.state(block) is BlockState.FREE
     with pytest.raises(PoolCorrupt, match=f"block {block} with word 0x0 refuses the step release"):
         pool.release([block])
-    with pytest.raises(PoolCorrupt, match="block 5 refuses the step release"):
-        pool.release([5])
+    with pytest.raises(PoolCorrupt, match="block 6 refuses the step release"):
+        pool.release([6])
 
 
 def test_only_sealed_blocks_are_shared_and_the_last_holder_frees_them() -> None:

@@ -50,7 +50,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        block = data.draw(st.integers(0, self.pool.geometry.total_blocks - 1))
+        block = data.draw(st.integers(0, self.pool.geometry.end_block - 1))
         if block not in self.sealed:
             with pytest.raises(PoolCorrupt):
                 self.pool.retain([block])
@@ -71,7 +71,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
-        block = data.draw(st.integers(0, self.pool.geometry.total_blocks - 1))
+        block = data.draw(st.integers(0, self.pool.geometry.end_block - 1))
         goes = block in self.kept and not self.holders(block)
         assert self.pool.evict(block) == goes
         if goes:
@@ -87,7 +87,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def release_what_nobody_holds(self, data: st.DataObject) -> None:
-        block = data.draw(st.integers(-2, self.pool.geometry.total_blocks + 2))
+        block = data.draw(st.integers(-2, self.pool.geometry.end_block + 2))
         if self.holders(block) == 0:
             with pytest.raises(PoolCorrupt):
                 self.pool.release([block])
@@ -95,7 +95,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), words=st.lists(st.integers(0, 2**31 - 1), max_size=3))
     def damage_and_reconcile(self, data: st.DataObject, words: list[int]) -> None:
         """Any words at all in blocks that nobody holds: made right again, without touching those of others."""
-        free = [b for b in range(self.pool.geometry.total_blocks) if not self.holders(b) and b not in self.kept]
+        free = [b for b in range(self.pool.geometry.end_block) if not self.holders(b) and b not in self.kept]
         for block, word in zip(free, words, strict=False):
             self.pool.words[block] = word
         self.pool.reconcile(self.held, self.kept)
@@ -105,7 +105,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         self.pool.check_integrity(self.held, self.kept)
-        states = {block: self.pool.state(block) for block in range(self.pool.geometry.total_blocks)}
+        states = {block: self.pool.state(block) for block in range(self.pool.geometry.end_block)}
         for block, state in states.items():
             assert (state is BlockState.OPEN) == (self.holders(block) == 1 and block not in self.sealed)
             assert (state is BlockState.FREE) == (not self.holders(block) and block not in self.kept)

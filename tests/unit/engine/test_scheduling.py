@@ -175,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         victim = data.draw(st.sampled_from(list(self.engine.scheduler)))
         for blocks in (victim.prompt_blocks, victim.decode_blocks):
             if blocks and data.draw(st.booleans()):
-                blocks[data.draw(st.integers(0, len(blocks) - 1))] = data.draw(st.integers(-2, self.engine.geometry.total_blocks + 2))
+                blocks[data.draw(st.integers(0, len(blocks) - 1))] = data.draw(st.integers(-2, self.engine.geometry.end_block + 2))
         self.engine.scheduler.disown(victim)
         self.dropped += 1
 
