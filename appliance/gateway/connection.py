@@ -36,9 +36,11 @@ LINGER_MAX_S = 30.0
 """However steadily it comes."""
 FRESH_GRACE_S = 1.0
 """On a drain, how long a connection that has not asked anything yet may still begin: its request may be on the wire."""
+NUDGE_EVERY_S = 2.0
+"""How often a peer that has closed its side is written to while it waits."""
 LOOK_FIRST_S = 0.001
 LOOK_MAX_S = 0.3
-"""When to look whether a peer that has closed its side has reset the connection: a round trip after we wrote; then every tick."""
+"""When to look whether a peer that has closed its side has reset the connection: a round trip after we wrote."""
 _TAKES_APP_STATE = "app_state" in inspect.signature(HttpToolsProtocol.__init__).parameters
 """uvicorn before 0.19 has none."""
 
@@ -89,7 +91,8 @@ class ClientConnection(HttpToolsProtocol):
         self._accepted: socket.socket | None = None
         self._linger_due_s: float | None = None
         self._linger_end_s = 0.0
-        self._half_closed = False
+        self._half_closed_s: float | None = None
+        """When a peer that has closed its side was last written to, to see whether it is still there."""
 
     # the app's side
 
@@ -127,8 +130,8 @@ class ClientConnection(HttpToolsProtocol):
         if self._accepted is not None and self.task is not None and unheard_s(self._accepted) > self.policy.silent_peer_s:
             self.policy.count("silent_peer")
             self.transport.abort()
-        elif self._half_closed:
-            self._look_for_reset(LOOK_MAX_S)
+        elif self._half_closed_s is not None:
+            self._check_half_closed(now_s)
         elif self._linger_due_s is not None:
             if now_s > self._linger_due_s:
                 self.transport.abort()
@@ -199,7 +202,7 @@ class ClientConnection(HttpToolsProtocol):
         answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if not answering or self._accepted is None or self.scheme == "https" or self.nudge is None or not self.nudge():
             return None
-        self._half_closed = True
+        self._half_closed_s = self.loop.time()
         self.cycle.keep_alive = False
         self._look_for_reset(LOOK_FIRST_S)
         return True
@@ -291,9 +294,18 @@ class ClientConnection(HttpToolsProtocol):
         self._deaf = True
         self.flow.resume_reading()
         if self.transport.can_write_eof():  # TLS cannot be closed on one side; there the client goes by the length
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # already reset by the peer
+                self.transport.write_eof()
         now_s = self.loop.time()
         self._linger_due_s, self._linger_end_s = now_s + LINGER_S, now_s + LINGER_MAX_S
+
+    def _check_half_closed(self, now_s: float) -> None:
+        """It may have waited for a while and left then, and that is not told: again something has to be written."""
+        assert self._half_closed_s is not None
+        if now_s - self._half_closed_s > NUDGE_EVERY_S and self.nudge is not None:
+            self._half_closed_s = now_s
+            self.nudge()
+        self._look_for_reset(LOOK_FIRST_S)
 
     def _look_for_reset(self, pause_s: float) -> None:
         if self._accepted is None:

@@ -58,7 +58,9 @@ async def test_the_engine_hears_of_it_within_twenty_milliseconds(run_dir: Path, 
                 if rude:
                     _reset(connection)
             await running.until(lambda status: status["slots"]["in_use"] == 0, "the slot is free")
-        stats = await _stats(run_dir)
+        due_s = time.monotonic() + 10
+        while len((stats := await _stats(run_dir))["aborted_at"]) < 11:
+            assert time.monotonic() < due_s, stats
         status = await running.status()
     delays_s = [seen - left for left, seen in zip(left_at, stats["aborted_at"], strict=True)]
     assert min(delays_s) < LIMIT_S  # what the code needs; the median of a busy machine is what its neighbours need

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,18 @@ async def test_one_that_closed_its_side_and_then_left_is_noticed(run_dir: Path) 
         assert (await running.status())["totals"]["requests"]["499"] == 1
 
 
+async def test_one_that_waited_and_then_left_is_noticed(run_dir: Path) -> None:
+    """It closed its side, heard that it may wait, and left: nobody tells us, so it is asked again and again."""
+    async with appliance(run_dir) as (running, _):
+        async with running.connection() as connection:
+            connection.writer.write(request({"do": "never"}))
+            connection.writer.write_eof()
+            await connection.reader.readuntil(b"100 Continue\r\n\r\n")
+            await running.until(lambda status: status["slots"]["in_use"] == 1, "it waits")
+        await running.until(lambda status: status["slots"]["in_use"] == 0, "it was noticed")
+        assert (await running.status())["totals"]["requests"]["499"] == 1
+
+
 async def test_what_will_never_come_is_refused_at_once(run_dir: Path) -> None:
     """A body of a terabyte gets its 413 without waiting for the body; and the connection ends."""
     head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000000\r\n\r\n" % CHAT.encode()
@@ -160,3 +173,17 @@ async def test_a_404_of_the_engine_names_the_path(run_dir: Path) -> None:
         answer = await running.ask("POST", "/v1/rerank", {"do": "whole", "status": 404, "body": '{"detail":"Not Found"}'})
     assert answer.status == 404
     assert "/v1/rerank" in answer.error()["message"]
+
+
+async def test_one_that_resets_while_it_is_refused_is_no_defect(run_dir: Path) -> None:
+    """The refusal of a body to come, and the client is gone in the same moment: nothing in the journal."""
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n" % CHAT.encode()
+    async with gateway(run_dir) as running:
+        for _ in range(50):
+            async with running.connection() as connection:
+                connection.writer.write(head + b"x" * 20_000)
+                accepted: socket.socket = connection.writer.get_extra_info("socket")
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.writer.transport.abort()
+        assert (await running.ask("GET", "/")).status == 200
+        assert "Traceback" not in running.log.read_text()
