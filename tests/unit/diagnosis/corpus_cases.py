@@ -46,7 +46,7 @@ class CorpusCase:
 
     def diagnosis(self, *, flagged: bool = True) -> Diagnosis:
         """Our verdict."""
-        return diagnose(self.evidence(flagged=flagged))
+        return diagnose(self.evidence(flagged=flagged), stopped_by_us=self.raw.get("stopped_by_us") is True)
 
     def cause_is_right(self, verdict: Diagnosis) -> bool:
         """Our cause is the case's, or one that it accepts too."""

@@ -44,7 +44,7 @@ def test_a_loader_that_gave_up_waiting_says_so_and_no_more(line: str) -> None:
 
 
 REFUSED = [
-    "srv    send_error: task id = 311, error: request (140211 tokens) exceeds the available context size (131072 tokens), try increasing it",
+    "srv    send_error: task id = 311, error: request (140211 tokens) exceeds the available context size (131072 tokens)",
     "srv    send_error: task id = 311, error: input (9000 tokens) is too large to process. increase the physical batch size",
     'srv    operator(): got exception: {"code":400,"message":"Unsupported param: tools","type":"invalid_request_error"}',
     "srv  log_server_r: done request: POST /v1/chat/completions 10.0.0.2 400",
