@@ -50,8 +50,10 @@ class ChatTemplate:
         extra: Mapping[str, object],
         at_s: float | None = None,
         tools: Sequence[Mapping[str, object]] = (),
+        generation_prompt: bool = True,
     ) -> str:
-        """The conversation as one text that ends where the assistant's answer begins.
+        """The conversation as one text that ends where the assistant's answer begins; without `generation_prompt`, behind its
+        last message.
 
         `extra` are variables for the template (`chat_template_kwargs`); they cannot replace the conversation. `at_s`: what
         a template that writes the date takes for now: an answer that is gone on with after midnight has the prompt it had.
@@ -60,7 +62,7 @@ class ChatTemplate:
             TemplateRefused: the template raised, or does not know what to do with a value.
         """
         variables: dict[str, Any] = {**self._special_tokens, **extra}
-        variables |= {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": True}
+        variables |= {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": generation_prompt}
         if at_s is not None:
             variables["strftime_now"] = datetime.datetime.fromtimestamp(at_s).strftime
         try:
@@ -70,6 +72,22 @@ class ChatTemplate:
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
             # A template may add a string to a missing value, or divide by a length of nothing.
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
+
+
+def open_ended(rendered: str, content: str) -> str:
+    """A rendered conversation without what the template writes behind its last message, so that this can be gone on with.
+
+    Raises:
+        TemplateRefused: the template does not write the message as it is.
+    """
+    said = content.strip()
+    at = rendered.rfind(said) if said else -1
+    if at < 0:
+        raise TemplateRefused("it does not write the last message as it was given, so that cannot be gone on with")
+    # A template that strips messages has lost what stood behind the text; one that does not wrote it here.
+    tail = content[len(content.rstrip()) :]
+    end = at + len(said)
+    return rendered[: end + len(tail)] if rendered.startswith(tail, end) else rendered[:end]
 
 
 def load_chat_template(model_path: Path, tokenizer_config: Mapping[str, object]) -> ChatTemplate | None:

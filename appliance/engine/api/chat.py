@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from appliance.engine.api.parameters import MOST_ANSWERS, check_model, encode_pr
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.api.tools import CallReader, ToolCall, call_json, constrain_calls, read_calls, read_tools
 from appliance.engine.messages import FinishReason, GenerateRequest
-from appliance.engine.template import TemplateRefused
+from appliance.engine.template import TemplateRefused, open_ended
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -39,7 +40,7 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
     """
     model_id = check_model(fields, model)
     messages = read_messages(fields)
-    extra = read_template_variables(fields)
+    extra, end = read_template_variables(fields), read_end(fields, messages)
     sampling = read_sampling(fields, model.text, "max_completion_tokens", "max_tokens", most_answers=MOST_ANSWERS)
     logprobs, constrain, tools = read_chat_logprobs(fields), read_constraint(fields, model), read_tools(fields, model)
     calls = constrain_calls(tools, model)
@@ -53,7 +54,7 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
     fields.ignore(*IGNORED)
     fields.end()
     ticket = ticket or new_ticket("chatcmpl", sampling.seed)
-    prompt_ids = encode_chat(messages, extra, model, ticket.created_s, tools.told)
+    prompt_ids = encode_chat(messages, extra, model, ticket.created_s, tools.told, end)
     params = replace(fit(sampling, prompt_ids, model, "messages"), logprobs=logprobs)
     request = GenerateRequest(ticket.request_id, prompt_ids, params, constraint=constrain())
 
@@ -125,6 +126,29 @@ def _read_content(fields: Fields) -> str:
     return "\n".join(texts)
 
 
+class End(enum.Enum):
+    """Where a rendered conversation ends."""
+
+    NEW_ANSWER = "where the assistant begins"
+    CLOSED = "behind the last message"
+    OPEN = "inside the last message, which the answer goes on with"
+
+
+def read_end(fields: Fields, messages: Sequence[Mapping[str, object]]) -> End:
+    """`add_generation_prompt` and `continue_final_message`, as vLLM and SGLang have them."""
+    goes_on = fields.flag("continue_final_message")
+    begins = fields.flag("add_generation_prompt", default=not goes_on)
+    if not goes_on:
+        return End.NEW_ANSWER if begins else End.CLOSED
+    if begins:
+        message = "continue_final_message=true needs add_generation_prompt=false: an answer cannot begin and go on"
+        raise bad_request(message, "add_generation_prompt", "invalid_value")
+    last = f"messages[{len(messages) - 1}]"
+    if messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+        raise bad_request(f"continue_final_message=true needs {last} to be the assistant's, and to call no tools", last, "invalid_value")
+    return End.OPEN
+
+
 def read_template_variables(fields: Fields) -> Mapping[str, object]:
     """`chat_template_kwargs`, such as Qwen3's `enable_thinking`."""
     value = fields.value("chat_template_kwargs")
@@ -141,8 +165,9 @@ def encode_chat(
     model: LoadedModel,
     at_s: float | None = None,
     tools: Sequence[Mapping[str, object]] = (),
+    end: End = End.NEW_ANSWER,
 ) -> tuple[int, ...]:
-    """Token ids of a conversation that ends where the assistant begins. `at_s`: when it began, where that is not now.
+    """Token ids of a conversation. `at_s`: when it began, where that is not now.
 
     Raises:
         ApiError: 400: a base model, or the template refuses; 422: far too long.
@@ -157,7 +182,9 @@ def encode_chat(
     if not template.calls_tools:
         _refuse_tools(messages)
     try:
-        rendered = template.render(messages, extra, at_s, tools)
+        rendered = template.render(messages, extra, at_s, tools, generation_prompt=end is End.NEW_ANSWER)
+        if end is End.OPEN:
+            rendered = open_ended(rendered, str(messages[-1]["content"]))
     except TemplateRefused as refusal:
         raise bad_request(f"the model's chat template refuses this conversation: {refusal}", "messages", "template_refused") from None
     # The template writes BOS itself where the model wants one.
@@ -189,8 +216,6 @@ def _refuse_unsupported(fields: Fields) -> None:
         fields.only(name, neutral)
     fields.only("function_call", "none", "auto")
     fields.only("modalities", ["text"])
-    fields.only("add_generation_prompt", True)
-    fields.only("continue_final_message", False)
     for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
         fields.only(name)
 

@@ -71,7 +71,9 @@ async def test_several_answers_end_together_when_one_fails_or_the_client_goes(fo
         answer = await one.post("/v1/chat/completions", {"messages": HELLO, "n": 3, "seed": 7})
         assert (answer.status, answer.error["code"]) == (503, "generation_failed")
         streamed = await one.post("/v1/chat/completions", {"messages": HELLO, "n": 3, "seed": 7, "stream": True})
-        assert streamed.events[-1]["error"]["code"] == "generation_failed"
+        # On a busy machine all of it may have happened before the first byte.
+        told = streamed.error if streamed.status == 503 else streamed.events[-1]["error"]
+        assert told["code"] == "generation_failed"
         deadline_s = time.monotonic() + 10
         while one.engine.running and time.monotonic() < deadline_s:  # the others were told to stop
             await asyncio.sleep(0.01)
