@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import logging
 import os
 import resource
@@ -32,6 +33,7 @@ STATE_DIR = Path("/var/lib/llm-appliance")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the gateway; the exit code."""
     options = _parser().parse_args(arguments)
+    faulthandler.enable(2)  # a watchdog ends a blocked loop with SIGABRT: where it stood is in the log then
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every stray byte that strangers send
     try:

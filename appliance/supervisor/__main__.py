@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import gc
 import os
@@ -105,6 +106,7 @@ async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir, 
 def main(arguments: Sequence[str] | None = None, roots: Roots = MACHINE) -> int:
     """Exit code: 0 after a requested stop, 78 for a configuration that cannot work, 1 for the rest. `roots`: other places in tests."""
     parsed = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+    faulthandler.enable(2)  # a watchdog ends a blocked loop with SIGABRT: where it stood is in the log then
     outlet = configure()
     try:
         config = load(parsed)

@@ -58,8 +58,10 @@ class Child:
         """The last line that it wrote."""
         self.ready = False
         """This life has said READY=1."""
+        self.woken_s = float("-inf")
+        """When this life was stopped and told to go on."""
         self.killed = False
-        """This life was killed by us because it was silent."""
+        """This life was ended by us because it was silent."""
         self._was_ready = False
         self._heard_s = 0.0
 
@@ -105,6 +107,7 @@ class Child:
         self._started_s = self._heard_s = now_s
         self._pending = b""
         self.output_ended = self.ready = self.killed = False
+        self.woken_s = float("-inf")
 
     def hear(self, message: str, now_s: float) -> None:
         """It has said this of itself, by sd_notify."""

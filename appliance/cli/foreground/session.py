@@ -31,6 +31,8 @@ WATCHDOG_S = 10.0
 START_S = 60.0
 """For one that is not ready yet, as TimeoutStartSec= of the units."""
 LOOK_S = 0.5
+AGAIN_S = 60.0
+"""A child that is stopped twice within so long is held down by somebody, and replaced."""
 LATE_S = 2.0
 """Who looks so late was held up himself, and judges nobody."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -177,7 +179,7 @@ class Session:
         self._after(LOOK_S, self._look)
 
     def _judge(self, member: Member, now_s: float) -> None:
-        """One that somebody has stopped is let go on first, because that costs nobody anything; what stays silent is killed."""
+        """One that somebody has stopped is let go on first, which costs nobody anything; what stays silent is ended, with its stacks."""
         child, silent_s = member.child, member.child.silent_s(now_s)
         if silent_s <= (member.silence_s if child.ready else START_S):
             return
@@ -185,14 +187,16 @@ class Session:
         if state == "t":  # somebody looks at it with a debugger
             return
         child.be_patient(now_s)
-        if state == "T":
+        if state == "T" and now_s - child.woken_s > AGAIN_S:
             self.say(f"{child.name} was stopped by a signal and has been silent for {silent_s:.1f} s: letting it go on (SIGCONT)")
+            child.woken_s = now_s
             child.signal(signal.SIGCONT)
         else:
             what = "given no sign of life" if child.ready else "not become ready"
-            self.say(f"{child.name} has {what} for {silent_s:.1f} s: killing it, to start it again")
+            how = signal.SIGKILL if child.killed or state == "T" else signal.SIGABRT
+            self.say(f"{child.name} has {what} for {silent_s:.1f} s: ending it ({how.name}), to start it again")
             child.killed = True
-            child.signal(signal.SIGKILL)
+            child.signal(how)
 
     # Stopping
 

@@ -301,6 +301,7 @@ def test_a_handler_that_sleeps_feeds_no_watchdog(applianced: Start, tmp_path: Pa
         assert Path(f"/proc/{one.process.pid}/stat").read_text().split()[2] == "S"
         one.process.send_signal(signal.SIGABRT)
         one.process.wait(20)
+        assert "in _sleeps" in one.log.read_text(), "where it stood is in the log"
         wait_for(lambda: not is_alive(engine), "the engine goes with it")
 
 

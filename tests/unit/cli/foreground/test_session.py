@@ -1,5 +1,6 @@
 """`appliancectl run` as systemd's stand-in, with small real children."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -198,17 +199,47 @@ def test_a_child_that_was_stopped_goes_on(runs) -> None:
     run.until(r"applianced was stopped by a signal")
     assert all(map(_alive, pids.values())), run.seen
     run.process.send_signal(signal.SIGTERM)
-    assert "killing it" not in run.rest()
+    assert "ending it" not in run.rest()
     assert run.process.returncode == 0
 
 
+def test_a_child_that_is_stopped_again_and_again_is_replaced(runs) -> None:
+    """Whoever holds it down does not let it go on: a life that nobody stops serves better."""
+    run = runs(("gateway", LIVELY), ("applianced", LIVELY), silence_s=1.0)
+    pids = {match[1]: int(match[2]) for match in (run.until(r"(\w+) +up (\d+)") for _ in range(2))}
+    stop = threading.Event()
+
+    def hold_down() -> None:
+        while not stop.wait(0.01):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids["gateway"], signal.SIGSTOP)
+
+    holding = threading.Thread(target=hold_down)
+    holding.start()
+    try:
+        run.until(r"gateway was stopped by a signal .*: letting it go on \(SIGCONT\)")
+        run.until(r"gateway has given no sign of life for .* s: ending it \(SIGKILL\), to start it again")
+        assert int(run.until(r"gateway +up (\d+)")[1]) != pids["gateway"]
+    finally:
+        stop.set()
+        holding.join()
+
+
 def test_a_child_whose_loop_is_blocked_is_killed_and_started_again(runs) -> None:
-    """It runs and says nothing; being asked to go on would not help."""
-    blocked = f"{BLOCK}{TELL}import time\nprint('up', os.getpid(), flush=True)\ntell(b'READY=1')\nwhile True: time.sleep(60)\n"
+    """It runs and says nothing; being asked to go on would not help. Where it stands is told by its own fault handler."""
+    blocked = f"""{BLOCK}{TELL}
+import faulthandler, time
+faulthandler.enable(2)
+def a_handler_that_sleeps(): time.sleep(3600)
+print('up', os.getpid(), flush=True)
+tell(b'READY=1')
+a_handler_that_sleeps()
+"""
     run = runs(("gateway", LIVELY), ("applianced", blocked), silence_s=1.0)
     first = int(run.until(r"applianced +up (\d+)")[1])
-    run.until(r"applianced has given no sign of life for 1\.\d s: killing it, to start it again")
-    run.until(r"applianced ended \(killed by SIGKILL\); starting it again")
+    run.until(r"applianced has given no sign of life for 1\.\d s: ending it \(SIGABRT\), to start it again")
+    run.until(r"applianced .* in a_handler_that_sleeps")
+    run.until(r"applianced ended \(killed by SIGABRT\); starting it again")
     assert int(run.until(r"applianced +up (\d+)")[1]) != first
 
 
