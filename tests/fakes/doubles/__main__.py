@@ -2,7 +2,8 @@
 
 Two processes as the real ones: a front with their HTTP, and a scheduler that computes nothing, at a pace. They print the real lines in the
 real order, honour the options that the appliance sets, and fail on command (POST /fault {"kind": ...}, or at the start by DOUBLE_FAIL):
-oom (an exception in a step), illegal (an illegal memory access), segv (a native death), hang (a step that never ends), die (the front).
+oom (an exception in a step), illegal (an illegal memory access), segv (a native death), kill (one without a word), hang (a step that
+never ends), die (the front).
 
 The answer to any prompt is " t0 t1 t2 ...": behind a message that has begun it goes on with the number after its last.
 

@@ -124,8 +124,8 @@ class Scheduler:
             raise OutOfMemoryError(OOM)
         if kind == "illegal":
             raise AcceleratorError(ILLEGAL)
-        if kind == "segv":
-            os.kill(os.getpid(), signal.SIGSEGV)
+        if kind in ("segv", "kill"):
+            os.kill(os.getpid(), signal.SIGSEGV if kind == "segv" else signal.SIGKILL)
         while kind == "hang":
             time.sleep(60)
 
