@@ -50,6 +50,7 @@ MILESTONES = {
     "unit_stopped": Phase.UNKNOWN,
     "gpu_process": Phase.UNKNOWN,
     "gpu_free": Phase.UNKNOWN,
+    "gpu_size": Phase.UNKNOWN,
 }
 """Milestone events and the phase they begin (UNKNOWN: none, they are read by rules)."""
 

@@ -31,7 +31,7 @@ def stop_requested(event: Event, case: Case) -> Event:
     """systemd's word of a stop counts where somebody asked for it."""
     if event.source is not Source.SYSTEMD or case.stops:
         return event
-    return replace(event, kind=Kind.SYMPTOM, cause=None, note="systemd says so too when it starts a failed service anew")
+    return replace(event, kind=Kind.BENIGN, cause=None, note="systemd says so too when it starts a failed service anew")
 
 
 def within_stop(event: Event, case: Case) -> Event:

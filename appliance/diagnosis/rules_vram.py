@@ -84,7 +84,7 @@ def _listed(event: Event, case: Case) -> float:
 
 def _total(event: Event, case: Case) -> float:
     own = _number(event, "total_bytes")
-    return own or max((_number(other, "total_bytes") for other in case.named("gpu_free", "gpu_process")), default=0.0)
+    return own or max((_number(other, "total_bytes") for other in case.named("gpu_free", "gpu_size")), default=0.0)
 
 
 def _number(event: Event, name: str) -> float:

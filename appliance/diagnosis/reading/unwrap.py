@@ -156,6 +156,8 @@ def _json_line(line: str, year: int, coats: int) -> Unwrapped | None:
         message = record["fields"].get("message")
     if not isinstance(message, str):
         return None
+    if record.get("function") == "log_server_request":  # llama.cpp of 2023 and 2024
+        message = f"log_server_request {message} | status={record.get('status')}"
     error = record.get("error")
     said = f"{message} {error}" if isinstance(error, str) else message
     return replace(unwrap(said, year, coats), stamp=parse_iso(str(record.get("timestamp", record.get("time", "")))))

@@ -44,9 +44,14 @@ class CorpusCase:
                 found.append(Evidence(Source.PROBE, "", data=value))
         return found
 
+    @property
+    def stopped_by_us(self) -> bool:
+        """Whoever gave the evidence had asked for the stop."""
+        return self.raw.get("stopped_by_us") is True
+
     def diagnosis(self, *, flagged: bool = True) -> Diagnosis:
         """Our verdict."""
-        return diagnose(self.evidence(flagged=flagged), stopped_by_us=self.raw.get("stopped_by_us") is True)
+        return diagnose(self.evidence(flagged=flagged), stopped_by_us=self.stopped_by_us)
 
     def cause_is_right(self, verdict: Diagnosis) -> bool:
         """Our cause is the case's, or one that it accepts too."""
