@@ -21,8 +21,17 @@ Step = Callable[[Rung], Rung | None]
 
 
 def card_ladder(first: Rung) -> tuple[Rung, ...]:
-    """Below rung 0 of an engine with a fraction and features of its own. Steps that cannot be made are left out."""
-    return _below(first, _STEPS)
+    """Below rung 0 of an engine with a fraction and features of its own. Steps that cannot be made are left out.
+
+    The last rung of several cards is one card: whether the model fits it, the engine says.
+    """
+    rungs = _below(first, _STEPS)
+    if first.tensor_parallel < 2:
+        return rungs
+    several = rungs[: MOST_RUNGS - 1]
+    last = several[-1] if several else first
+    price = f"{first.tensor_parallel - 1} of {first.tensor_parallel} cards, and with them most of the KV cache"
+    return (*several, replace(last, index=last.index + 1, tensor_parallel=1, gives_up=price, gains="a lost card does not matter"))
 
 
 def llamacpp_ladder(first: Rung) -> tuple[Rung, ...]:

@@ -29,6 +29,8 @@ def test_what_only_several_cards_or_a_drafter_have_is_switched_off_there() -> No
     together = frozenset().union(*(rung.features_off for rung in card_ladder(both)))
     assert together - alone == {"p2p", "custom_all_reduce", "speculative"}
     assert together <= set(FEATURES)
+    assert [rung.tensor_parallel for rung in card_ladder(both)][-2:] == [2, 1]
+    assert [rung.index for rung in card_ladder(both)] == list(range(1, len(card_ladder(both)) + 1))
 
 
 def test_the_smallest_setting_has_little_below_it() -> None:
