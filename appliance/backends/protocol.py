@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,9 +38,18 @@ class WorstPrompt:
     pool_bytes: int = 0
 
 
+_PLAIN = 29
+_calls = itertools.count()
+
+
 def plain_ids(count: int) -> list[int]:
-    """So many token ids that every vocabulary has. What they say does not matter: a prefill computes the same."""
-    return [3 + position % 29 for position in range(count)]
+    """So many token ids that every vocabulary has. What they say does not matter: a prefill computes the same.
+
+    Each call begins with two others, so that nothing of the prompt is in a prefix cache: of a run that was cut short much is.
+    """
+    call = next(_calls)
+    first = (call // _PLAIN + call) % _PLAIN, call % _PLAIN
+    return [3 + first[position] if position < len(first) else 3 + position % _PLAIN for position in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,18 +134,25 @@ class Budget:
 
         The run is given up as soon as somebody asks for anything. Posts ProofRefused, if anything.
         """
+        # Engines on cards keep what a prompt's buffers took, so that the next prompt's take nothing.
+        before = await self._look_at_cards() if self._place != CPU and not self._settled(config, life.spec.rung, last=last) else None
         await asyncio.sleep(LEARN_AFTER_S)
         await self.learn(config, life)
-        worst = self._worst(config, limits) if config.ladder.prove in ("idle", "change") else None
-        while worst is not None and not self._settled(config, life.spec.rung, last=last):
+        again = False
+        while config.ladder.prove in ("idle", "change") and not self._settled(config, life.spec.rung, last=last):
             await _quiet(life, config.supervisor.canary_s or QUIET_S)
-            running = asyncio.ensure_future(worst.run(life.spec, self._looks(life)))
+            worst = self._worst(config, limits)  # another each time: the engine keeps what it has read of one that was cut short
+            if worst is None:
+                return
+            running = asyncio.ensure_future(worst.run(life.spec, self._looks(life), before))
             try:
                 while not running.done() and _requests(life) <= 1:
                     await asyncio.wait((running,), timeout=LOOK_IDLE_S)
                 if running.done():
-                    await self._judge(config, life, running.result())
+                    await self._judge(config, life, running.result(), again=again)
                     return
+                again = True
+                log.info("the proof run was given up, for somebody asks for something")
             finally:
                 running.cancel()
 
@@ -183,7 +190,13 @@ class Budget:
 
         return look
 
-    async def _judge(self, config: Config, life: Life, outcome: Outcome) -> None:
+    async def _judge(self, config: Config, life: Life, outcome: Outcome, *, again: bool = False) -> None:
+        """Keep what came of a run, and post it.
+
+        Args:
+            again: a run before it was cut short, so that on the CPU the allocator holds some of the peak already: no less is taken to have
+                been measured than was planned. What is left is as true as ever.
+        """
         setting, generation = _setting(config, life.spec.rung), life.generation
         if outcome.broke:
             await asyncio.sleep(SETTLE_S)
@@ -201,6 +214,8 @@ class Budget:
             self._post(ev.Proved(generation))
         else:
             plan, reading = self._planned(config, life.spec.rung).plan, outcome.reading
+            if again and self._place == CPU and plan is not None:
+                reading = replace(reading, peak_bytes=max(reading.peak_bytes, plan.activation_peak_bytes))
             verdict = judge(reading, plan.activation_peak_bytes if plan is not None else None)
             proof = Proof(
                 setting, outcome.prompt_tokens, reading.peak_bytes, reading.left_bytes, verdict.holds, verdict.sentence, time.time()

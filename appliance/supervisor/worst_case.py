@@ -56,9 +56,10 @@ class WorstCase:
     deadline_s: float
     pool: Pool = field(default_factory=Pool)
 
-    async def run(self, spec: LaunchSpec, look: Callable[[], Awaitable[Look | None]]) -> Outcome:
-        """Send it, looking all the while."""
-        looks = [first] if (first := await look()) is not None else []
+    async def run(self, spec: LaunchSpec, look: Callable[[], Awaitable[Look | None]], before: Look | None = None) -> Outcome:
+        """Send it, looking all the while. `before`: a look from before any prompt, where that was long ago."""
+        first = before or await look()
+        looks = [first] if first is not None else []
         watching = asyncio.create_task(_watch(look, looks)) if looks else None
         try:
             answer = await exchange(spec.endpoint, self.request.path, self.deadline_s, dict(self.request.body))
@@ -74,6 +75,8 @@ class WorstCase:
             return Outcome(self.prompt_tokens, cannot=f"it does not take a prompt of {self.prompt_tokens:,} tokens ({words})")
         if answer.status != 200 or not self.request.accepts(answer.json()):
             return Outcome(self.prompt_tokens, problem=f"it could not answer a prompt of {self.prompt_tokens:,} tokens ({words})")
+        if looks and (last := await look()) is not None:
+            looks.append(last)
         return Outcome(self.prompt_tokens, read(looks, self.prompt_tokens, self.pool))
 
 
@@ -86,10 +89,11 @@ async def _watch(look: Callable[[], Awaitable[Look | None]], looks: list[Look]) 
 
 
 def read(looks: Sequence[Look], prompt_tokens: int, pool: Pool) -> ProofReading | None:
-    """What the looks say; the first is from before the prompt.
+    """What the looks say; the first is from before the prompt, the last from after its answer.
 
     On cards the peak is what was taken of any card. On the CPU it is what the engine's processes grew by, less what the prompt left in
-    the KV cache; and of the machine's memory and the cgroups' what the rest of that cache is still to take is not free.
+    the KV cache, and that is no more than what it holds more at the end, for an earlier prompt may have written those pages; and of the
+    machine's memory and the cgroups' what the rest of that cache is still to take is not free.
     """
     if len(looks) < 2:
         return None
@@ -104,7 +108,7 @@ def read(looks: Sequence[Look], prompt_tokens: int, pool: Pool) -> ProofReading 
         scarce = min(ours, key=lambda place: least[place])
         return ProofReading(peak, least[scarce], prompt_tokens, f"the card at {scarce}")
     written = min(prompt_tokens * pool.token_bytes, pool.size_bytes)
-    peak = max(held) - held[0] - written
+    peak = max(held) - held[0] - min(written, max(0, held[-1] - held[0]))
     # Address space was taken for the whole cache when it was mapped.
     left = {place: free - (pool.size_bytes - written if _by_pages(place) else 0) for place, free in least.items()}
     scarce = min(left, key=lambda place: left[place])

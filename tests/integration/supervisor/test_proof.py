@@ -98,6 +98,28 @@ def test_a_rung_is_proved_once_and_what_was_measured_is_kept(applianced: Start, 
     assert box.runs == 1
 
 
+def test_a_proof_in_idle_time_gives_way_and_its_next_run_measures_all(applianced: Start, tmp_path: Path, demo_model: Path) -> None:
+    """What the engine has kept of the prompt that was cut short, in its prefix cache and in its heap, does not make the next one cheaper:
+    no less is taken to have been measured than was planned."""
+    settings = {
+        "ladder.prove": "idle", "supervisor.canary_s": "0.5", "engine.context_length_tokens": "2048", "engine.threads": "2",
+        "engine.kv_pool_bytes": "256MiB", "engine.prefill_chunk_tokens": "512",
+    }  # fmt: skip
+    box = Box(tmp_path, applianced, demo_model, **settings)
+    planned = box.served()["rung"]["plan"]["activation_peak_bytes"]
+    given_up = "the proof run was given up"
+
+    def interrupted() -> bool:
+        if box.one.engine("/health")["kv_blocks_used"] * 16 >= 1024:  # half of it is read
+            box.one.engine("/generate", {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 2}}, timeout_s=60)
+        return given_up in box.one.log.read_text()
+
+    wait_for(interrupted, "the proof gives way", START_S)
+    assert box.runs == 0
+    proved = box.wait(lambda status: status["proof"]["proved"], "the proof")
+    assert planned <= proved["proof"]["peak_bytes"] < 256 * MIB
+
+
 def test_a_rung_that_leaves_too_little_is_refused_before_clients_come(applianced: Start, tmp_path: Path, demo_model: Path) -> None:
     """A real limit (RLIMIT_DATA) into which the prefill of the configured chunk does not fit: the engine is left for a smaller chunk at
     once, nobody was served on the first rung, and the incident says that nothing crashed."""

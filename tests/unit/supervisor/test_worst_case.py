@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from appliance.backends import ProofRequest
 from appliance.backends.native import PROOF
+from appliance.backends.protocol import plain_ids
 from appliance.core.units import MIB
 from appliance.supervisor.memory_room import ADDRESSES, MEMORY, Look
 from appliance.supervisor.worst_case import Outcome, Pool, WorstCase, read
@@ -29,6 +31,35 @@ def test_the_kv_cache_of_the_cpu_engine_is_told_from_the_peak() -> None:
     found = read([cpu(200, 1000), cpu(350, 850), cpu(300, 900)], 1000, Pool(500 * MIB, MIB // 10))
     assert found is not None
     assert (round(found.peak_bytes / MIB), round(found.left_bytes / MIB), found.scarce) == (50, 450, MEMORY)
+
+
+def test_pages_that_an_earlier_prompt_wrote_are_not_taken_off_the_peak() -> None:
+    """The run before was cut short after 80 MiB of its prompt: these stay, and this prompt is written over them."""
+    found = read([cpu(280, 920), cpu(350, 850), cpu(300, 900)], 1000, Pool(500 * MIB, MIB // 10))
+    assert found is not None
+    assert (round(found.peak_bytes / MIB), round(found.left_bytes / MIB)) == (50, 450)
+
+
+def test_no_two_prompts_begin_alike() -> None:
+    """A prefix cache holds what a run that was cut short has read: the next one would be answered out of it, and its peak be nothing."""
+    prompts = [plain_ids(40) for _ in range(800)]
+    assert len({tuple(prompt[:2]) for prompt in prompts}) == len(prompts)
+    assert all(one[0] != other[0] for one, other in itertools.pairwise(prompts))
+    assert {len(prompt) for prompt in prompts} == {40}
+    assert (len(plain_ids(1)), plain_ids(0)) == (1, [])
+
+
+async def test_what_was_free_before_any_prompt_is_what_counts_on_cards(tmp_path: Path) -> None:
+    """The engine kept the buffers of an earlier one."""
+    request = ProofRequest("/generate", {"input_ids": [3]}, PROOF.accepts)
+
+    async def look_now() -> Look:
+        return Look({"0a:00": 300})
+
+    async with server(tmp_path, ok({"text": "x", "output_ids": [1]}), pause_s=0.1) as endpoint:
+        outcome = await WorstCase(request, 1, 5.0).run(spec_of(endpoint), look_now, Look({"0a:00": 1000}))
+    assert outcome.reading is not None
+    assert (outcome.reading.peak_bytes, outcome.reading.left_bytes) == (700, 300)
 
 
 def test_a_cache_that_would_not_fit_is_seen_before_it_is_full() -> None:
