@@ -218,12 +218,12 @@ def _lasting(said: Json) -> Json:
 
 def _hint_of(status: Json) -> tuple[object, ...]:
     """What moves with the ladder and the incidents."""
-    rung, last, proof = status.get("rung") or {}, status.get("last_incident") or {}, status.get("proof") or {}
-    return (
-        rung.get("index"),
-        status.get("rungs"),
-        status.get("generation"),
-        last.get("incident_id"),
-        last.get("recovered_s"),
-        proof.get("time_s"),
-    )
+    rung, last, proof = (_object(status, name) for name in ("rung", "last_incident", "proof"))
+    moves = rung.get("index"), status.get("rungs"), status.get("generation")
+    return *moves, last.get("incident_id"), last.get("recovered_s"), proof.get("time_s")
+
+
+def _object(said: Json, name: str) -> Json:
+    """One inside another; empty where an applianced of another version says something else."""
+    found = said.get(name)
+    return found if isinstance(found, dict) else {}

@@ -85,6 +85,6 @@ def _methods(path: str, route: Route) -> tuple[str, ...]:
     if route.kind is Kind.JSON:
         # Of these, an engine may let stored answers be read back.
         return ("POST", "GET", "HEAD") if path == "/v1/responses" else ("POST",)
-    if route.kind is Kind.ADMIN:
-        return ("POST",)
-    return READING_METHODS if route.kind in (Kind.PAGE, Kind.EVENTS) or path == "/v1/models" else _OTHER_METHODS
+    if route.kind in (Kind.ADMIN, Kind.EVENTS):
+        return ("POST",) if route.kind is Kind.ADMIN else ("GET",)
+    return READING_METHODS if route.kind is Kind.PAGE or path == "/v1/models" else _OTHER_METHODS
