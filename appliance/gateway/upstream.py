@@ -205,6 +205,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         self._owner.forget(self)
+        self._parser = None  # type: ignore[assignment]  # it refers to us: nobody has to look for the two of them
         self.reusable = False
         if self._complete:
             return
