@@ -12,6 +12,7 @@ from pathlib import Path
 from appliance.core.errors import ApplianceError
 
 BACKLOG = 2048
+UNSEEN_HOLDER = "a process of another user"
 _FIRST_PASSED_FD = 3
 """SD_LISTEN_FDS_START."""
 _LISTEN = "0A"
@@ -146,7 +147,7 @@ def holder_of(port: int) -> str:
     for pid in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         if inodes & set(_socket_inodes(pid)):
             return f"{_command_name(pid)} (pid {pid})"
-    return "a process of another user" if inodes else "another process"
+    return UNSEEN_HOLDER if inodes else "another process"
 
 
 def is_taken(port: int) -> bool:

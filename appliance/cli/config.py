@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from appliance.cli.checks.machine import Finding, Level
+from appliance.cli.checks.machine import Finding, Level, Machine
 from appliance.cli.findings import as_row, say_finding
 from appliance.cli.place import Place, serving_state_dir
 from appliance.cli.printing import bad, faint, good, say, say_json
@@ -86,7 +86,7 @@ def findings_of(config: Config, place: Place) -> Iterator[Finding]:
     yield from configured.check_options(config)
     yield from configured.check_memory(config, Path(config.model.path) if config.model.path and not about_model else None)
     yield from configured.check_state_dir(state_dir)
-    yield from configured.check_address(config)
+    yield from configured.check_address(Machine(), config)
 
 
 @config.command()

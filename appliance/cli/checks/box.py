@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from appliance.cli.checks.configured import check_files, check_programs
+from appliance.cli.checks.configured import check_files, check_programs, socket_unit_listens
 from appliance.cli.checks.machine import Finding, Machine, fail, ok, warn
 from appliance.cli.place import Place
 from appliance.config import Config
@@ -94,7 +94,7 @@ def check_engine(config: Config, state_dir: Path) -> Iterator[Finding]:
 
 def _port(machine: Machine, config: Config) -> Finding:
     port = config.gateway.port
-    if machine.ask("systemctl", "is-active", "--quiet", "llm-appliance-gateway.socket").good:
+    if socket_unit_listens(machine):
         if is_taken(port):
             return ok("port", f"{port} is held by llm-appliance-gateway.socket")
         cure = "systemctl daemon-reload; systemctl restart llm-appliance-gateway.socket"

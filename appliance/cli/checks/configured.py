@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from appliance import flags
-from appliance.cli.checks.machine import Finding, fail, warn
+from appliance.cli.checks.machine import Finding, Machine, fail, warn
 from appliance.cli.place import SYSTEM_STATE_DIR
 from appliance.config import Config
 from appliance.config.api_keys import read_api_keys, read_fallback_key
@@ -22,7 +22,7 @@ from appliance.core.errors import ApplianceError, ConfigError
 from appliance.core.plan import GpuFacts
 from appliance.core.units import MIB, format_bytes
 from appliance.core.versions import version_of
-from appliance.listening import AddressTaken, bind, refuse_open
+from appliance.listening import UNSEEN_HOLDER, AddressTaken, bind, refuse_open
 
 STATE_WARN_BYTES = 64 * MIB
 """Incidents and the traffic profile of a month fit into it."""
@@ -143,14 +143,20 @@ def check_state_dir(state_dir: Path) -> Iterator[Finding]:
         yield warn("state folder", f"{words}: incidents may not be kept", "free some space")
 
 
-def check_address(config: Config) -> Iterator[Finding]:
-    """Whether gateway.host and gateway.port can be listened on. An appliance that does so already is no trouble."""
+def socket_unit_listens(machine: Machine) -> bool:
+    """Whether systemd holds the port for the gateway."""
+    return machine.ask("systemctl", "is-active", "--quiet", "llm-appliance-gateway.socket").good
+
+
+def check_address(machine: Machine, config: Config) -> Iterator[Finding]:
+    """Whether gateway.host and gateway.port can be listened on. An appliance that does so already is no trouble, nor its systemd."""
     gateway = config.gateway
     try:
         with bind(gateway.host, gateway.port) as held:
             refuse_open([held], allowed=gateway.allow_open or bool(gateway.api_keys_file))
     except AddressTaken as error:
-        if "appliance" not in error.holder:
+        may_be_systemd = error.holder in ("systemd (pid 1)", UNSEEN_HOLDER)
+        if not (may_be_systemd and socket_unit_listens(machine)) and "appliance" not in error.holder:
             yield fail("gateway.port", error.message, error.hint or "")
     except ApplianceError as error:
         yield fail("gateway.host", error.message, error.hint or "")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance import listening
 from appliance.cli.checks import configured
 from appliance.cli.checks.box import check_model
-from appliance.cli.checks.machine import Finding, Level
+from appliance.cli.checks.machine import Ended, Finding, Level, Machine
 from appliance.config import Config, load_config
 from tests.fakes.small_disk import NEEDS_ROOT, small_disk
 from tests.unit.cli.conftest import Ctl
@@ -134,15 +135,25 @@ def test_a_port_that_somebody_has(tmp_path: Path) -> None:
     """Named with its holder; it is only held for a moment by us, so that it is free afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        finding = _only(configured.check_address(_config(gateway__port=port)))
+        finding = _only(configured.check_address(Machine(), _config(gateway__port=port)))
     assert (finding.level, finding.name) == (Level.FAIL, "gateway.port")
     assert f"port {port} on 127.0.0.1 is taken by" in finding.reason
-    assert list(configured.check_address(_config(gateway__port=port))) == []
+    assert list(configured.check_address(Machine(), _config(gateway__port=port))) == []
+
+
+@pytest.mark.parametrize(("unit", "found"), [(0, []), (3, ["gateway.port"])])
+def test_a_port_that_systemd_holds_for_the_gateway(monkeypatch: pytest.MonkeyPatch, unit: int, found: list[str]) -> None:
+    """Is in good hands; one that it holds for somebody else is not."""
+    monkeypatch.setattr(listening, "holder_of", lambda port: "systemd (pid 1)")
+    machine = Machine(run=lambda command: Ended(unit if command[-1] == "llm-appliance-gateway.socket" else None))
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        findings = list(configured.check_address(machine, _config(gateway__port=holder.getsockname()[1])))
+    assert [finding.name for finding in findings] == found
 
 
 def test_an_address_that_is_open_to_others_is_named_as_it_was_given() -> None:
     """Not as the address that a client here would use."""
-    finding = _only(configured.check_address(_config(gateway__host="0.0.0.0", gateway__port=0)))
+    finding = _only(configured.check_address(Machine(), _config(gateway__host="0.0.0.0", gateway__port=0)))
     assert finding.level is Level.FAIL
     assert finding.reason.startswith("0.0.0.0:")
 
