@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from appliance.core.evidence import Evidence, Source
-from appliance.diagnosis.causality import distance_s
+from appliance.diagnosis.causality import ZONE_UNKNOWN_S, distance_s
 from appliance.diagnosis.events import Event
 
 MARKS = ("unit_started", "unit_down", "unit_stopping", "unit_stopped")
 SLACK_S = 2.0
 """systemd and the engine write their lines down at their own pace."""
 _ENGINES = re.compile(
-    r"vllm|sglang|ollama|llama|text-generation|\btgi\b|\bllm|aphrodite|lmdeploy|tabby|kobold|triton|applianced?\b|inference|engine|\bray\b",
+    r"vllm|sglang|ollama|llama|text-generation|\btgi\b|\bllm|aphrodite|lmdeploy|tabby|kobold|triton|applianced?\b|inference|(?<!container )engine|\bray\b",
     re.IGNORECASE,
 )
 
@@ -66,7 +66,7 @@ def _after(one: Event, other: Event) -> bool | None:
     if one.source is other.source:
         return one.order >= other.order
     apart_s = distance_s(one.evidence, other.evidence)
-    if apart_s is None or _zone(one.evidence) is not _zone(other.evidence):
+    if apart_s is None or (_zone(one.evidence) is not _zone(other.evidence) and abs(apart_s) < ZONE_UNKNOWN_S):
         return None
     return apart_s >= -SLACK_S
 

@@ -88,6 +88,23 @@ def test_another_unit_s_stop_is_not_the_engine_s() -> None:
     assert journal(f"{text}09:10:02 vllm.service: Main process exited, code=killed, status=11/SEGV").cause is Cause.SEGFAULT_NATIVE
 
 
+def test_docker_s_own_stop_is_not_that_of_an_engine_beside_it() -> None:
+    """It calls itself a container engine; an engine inside one goes with it."""
+    docker = "09:10:00 Stopping docker.service - Docker Application Container Engine...\n"
+    assert journal(f"{docker}09:10:02 vllm.service: Main process exited, code=killed, status=11/SEGV").cause is Cause.SEGFAULT_NATIVE
+    served = "INFO:     Application startup complete.\nINFO:     Shutting down\n"
+    assert journal(docker, engine=served, exit_word="SIGKILL").cause is Cause.OK_SHUTDOWN
+
+
+def test_yesterday_s_death_is_no_part_of_today_s_stop() -> None:
+    """Clocks without a zone differ by hours, not by days."""
+    died = "(EngineCore_DP0 pid=101) ERROR 07-15 12:00:01 [x.py:1] Worker proc W-0 died unexpectedly, shutting down executor.\n"
+    stop = "2026-07-{day}T12:00:00+00:00 box systemd[1]: Stopping vllm.service - vLLM...\n"
+    for day, cause in ((15, Cause.OK_SHUTDOWN), (18, Cause.SEGFAULT_NATIVE)):
+        evidence = [*read_evidence(died, Source.ENGINE_LOG), *read_evidence(stop.format(day=day), Source.SYSTEMD)]
+        assert diagnose(evidence).cause is cause
+
+
 NOISY = """(APIServer pid=88) INFO 07-16 12:00:00 [launcher.py:130] Shutting down FastAPI HTTP server.
 (EngineCore_DP0 pid=101) [shutdown] EngineCore: trigger received signal=SIGTERM
 (EngineCore_DP0 pid=101) ERROR 07-16 12:00:01 [multiproc_executor.py:246] Worker proc W-0 died unexpectedly, shutting down executor.
