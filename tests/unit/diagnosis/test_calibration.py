@@ -77,3 +77,31 @@ def test_a_template_that_fails_a_request_is_no_crash_while_others_are_served() -
     assert diagnose(read_evidence(ready + error + served, Source.ENGINE_LOG)).cause is Cause.OK_CLIENT_ERROR
     assert diagnose(read_evidence(ready + error, Source.ENGINE_LOG)).cause is Cause.TEMPLATE_ERROR
     assert diagnose(read_evidence(error, Source.ENGINE_LOG)).cause is Cause.TEMPLATE_ERROR
+
+
+OLLAMA = """time=2026-08-30T10:12:00.100+02:00 level=INFO source=llama_server.go:433 msg="starting llama-server" cmd="llama-server --port 1"
+time=2026-08-30T10:12:01.100+02:00 level=INFO source=llama_server.go:1295 msg="waiting for llama-server to start responding"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ('level=ERROR msg="error loading llama server" error="timed out waiting for llama-server to start - "', Cause.START_TIMEOUT),
+        (
+            'level=WARN msg="client connection closed before llama-server finished loading, aborting load"\n'
+            'level=INFO msg="Load failed" error="timed out waiting for llama-server to start: context canceled"',
+            Cause.OK_CLIENT_DISCONNECT,
+        ),
+        ('level=INFO msg="Load failed" error="llama-server process has terminated: signal: killed"', Cause.KILLED_UNKNOWN),
+        ('level=INFO msg="Load failed" error="llama-server process has terminated: exit status 1"', Cause.UNKNOWN),
+        ('level=ERROR msg="llama-server terminated" error="signal: segmentation fault (core dumped)"', Cause.SEGFAULT_NATIVE),
+        (
+            'level=INFO msg="Load failed" error="llama-server process has terminated: cudaMalloc failed: out of memory"',
+            Cause.CUDA_OOM_STARTUP,
+        ),
+    ],
+)
+def test_ollama_around_llama_server(line: str, cause: Cause) -> None:
+    """It calls its child by that name since 2026."""
+    assert diagnose(read_evidence(OLLAMA + line, Source.ENGINE_LOG)).cause is cause
