@@ -16,7 +16,8 @@ MARKS = ("unit_started", "unit_down", "unit_stopping", "unit_stopped")
 SLACK_S = 2.0
 """systemd and the engine write their lines down at their own pace."""
 _ENGINES = re.compile(
-    r"vllm|sglang|ollama|llama|text-generation|\btgi\b|\bllm|aphrodite|lmdeploy|tabby|kobold|triton|applianced?\b|inference|(?<!container )engine|\bray\b",
+    r"vllm|sglang|ollama|llama|text-generation|\btgi\b|\bllm|aphrodite|lmdeploy|tabby|kobold|triton|applianced?\b|inference|"
+    r"(?<!container )engine|\bray\b",
     re.IGNORECASE,
 )
 

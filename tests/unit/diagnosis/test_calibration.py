@@ -53,6 +53,7 @@ REFUSED = [
     '[GIN] 2026/08/30 - 10:11:02 | 401 |     812.11µs |       127.0.0.1 | POST     "/api/generate"',
     'INFO:     10.0.0.2:33110 - "POST /v1/chat/completions HTTP/1.1" 401 Unauthorized',
     "ERROR chat_completions: text_generation_router::infer: Tool error: Invalid tool choice",
+    "[2026-08-16 09:41:40] [http_server] Error: max_new_tokens must be at least 0, got -1.",
     "[2026-08-16 09:41:40 TP0] Hit invalid json_schema: key_string='{', e=RuntimeError('x')",
 ]
 
