@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.events import Event
-from appliance.diagnosis.stops import Stop, of_engine, stops_of
+from appliance.diagnosis.stops import Stop, of_engine, of_the_system, stops_of
 from appliance.diagnosis.timeline import ENGINE_SOURCES
 
 SIGNALS = {
@@ -20,6 +20,8 @@ SIGNALS = {
 }  # fmt: skip
 HEALTHY = ("ready", "traffic", "decode", "prefill")
 """Signs of life."""
+OWN_FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+"""Signals that a process is not sent but earns."""
 _GO_WORDS = {
     "KILLED": "SIGKILL", "TERMINATED": "SIGTERM", "INTERRUPT": "SIGINT", "HANGUP": "SIGHUP", "ABORTED": "SIGABRT",
     "SEGMENTATION FAULT": "SIGSEGV", "BUS ERROR": "SIGBUS", "ILLEGAL INSTRUCTION": "SIGILL", "QUIT": "SIGQUIT",
@@ -108,13 +110,14 @@ class Case:
     def engine_units(self) -> frozenset[str]:
         """systemd's units that may be the engine's: those whose main process ended, and of these the ones with an engine's name."""
         ended = (_UNIT.search(event.text) for event in self.named("unit_down") if event.source is Source.SYSTEMD)
-        units = frozenset(match["unit"] for match in ended if match is not None)
+        units = frozenset(match["unit"] for match in ended if match is not None and not of_the_system(match["unit"]))
         return frozenset(filter(of_engine, units)) or units
 
     @functools.cached_property
     def stops(self) -> tuple[Stop, ...]:
-        """Stops that somebody asked systemd for."""
-        return stops_of(self.events)
+        """Stops that somebody asked systemd for, of the engine as far as can be told."""
+        heard = self.has("sigterm") or self.exit.signal in ("SIGTERM", "SIGINT") or not any(self.lines_of(Source.ENGINE_LOG))
+        return tuple(stop for stop in stops_of(self.events) if stop.certain or (heard and self.exit.signal not in OWN_FAULTS))
 
     def named(self, *names: str) -> Iterator[Event]:
         """The events of these names, in order."""

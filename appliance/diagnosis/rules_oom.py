@@ -9,12 +9,11 @@ from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
-from appliance.diagnosis.case import Case, engine_like, signal_of, signal_of_code
+from appliance.diagnosis.case import OWN_FAULTS, Case, engine_like, signal_of, signal_of_code
 from appliance.diagnosis.causality import CLOCK_SLACK_S, distance_s
 from appliance.diagnosis.events import Event, caused
 from appliance.diagnosis.pattern import Kind
-from appliance.diagnosis.stops import of_engine
-from appliance.diagnosis.timeline import ENGINE_SOURCES
+from appliance.diagnosis.stops import of_engine, of_the_system
 
 _CONTAINERS = ("docker", "libpod", "containerd", "kubepods", "crio")
 _ECHOES = frozenset(
@@ -22,7 +21,6 @@ _ECHOES = frozenset(
      Cause.NCCL_INIT_FAILURE, Cause.NCCL_TIMEOUT, Cause.NCCL_P2P_HANG}
 )  # fmt: skip
 """What an engine says when one of its processes was killed, or may have said for reasons of its own: no other account of its end."""
-_OWN_FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 
 
 def host_oom_kill(event: Event, case: Case) -> Event | None:
@@ -91,7 +89,7 @@ def _not_ours(event: Event, case: Case) -> str | None:
     group = _memcg(event, case)
     if case.engine_units and group.rstrip("/").endswith(".service"):
         return f"which belongs to {group.rpartition('/')[2]}, not to the engine's unit"
-    if case.exit.signal in _OWN_FAULTS:
+    if case.exit.signal in OWN_FAULTS:
         return f"but the engine was ended by {case.exit.signal}"
     account = next(_own_accounts(event, case), None)
     if account is not None:
@@ -114,7 +112,7 @@ def _own_accounts(kill: Event, case: Case) -> Iterator[Event]:
         ):
             continue
         signal = signal_of(event.fields.get("signal")) or signal_of_code(event.fields.get("exit_code", ""))
-        if event.name == "death" and signal not in _OWN_FAULTS:
+        if event.name == "death" and signal not in OWN_FAULTS:
             continue
         if event.name in ("enospc", "bus_error", "nccl_error", "nccl_watchdog", "address_taken") or event.source is kill.source:
             continue
@@ -163,16 +161,22 @@ def oom_result(event: Event, case: Case) -> Event | None:
     if unit.endswith(".slice"):
         return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=30, note="a slice repeats what happened to another unit below it")
     another = bool(unit and case.engine_units) and case.engine_units.isdisjoint(unit.split("/"))
-    if another or (unit and not of_engine(unit) and _ended_otherwise(event, case)):
+    if another or of_the_system(unit) or (unit and not of_engine(unit) and _ended_otherwise(case)):
         return replace(
             event, name="foreign_oom", kind=Kind.SYMPTOM, note=f"the OOM killer struck in {unit}, which is not the engine's unit"
         )
-    return caused(event, Cause.HOST_OOM, tier=0, rank=72, sure=not unit.endswith(".scope") or _killed(case))
+    sure = not unit or of_engine(unit) or not any(case.lines_of(Source.ENGINE_LOG))
+    return caused(event, Cause.HOST_OOM, tier=0, rank=72, sure=sure)
 
 
-def _ended_otherwise(event: Event, case: Case) -> bool:
-    """The engine lives, or says itself what it died of."""
-    died = any(other.fatal and (other.source in ENGINE_SOURCES or of_engine(other.text)) for other in case.events)
-    if not died and (not case.exit.known or case.exit.code == 0):
-        return any(case.lines_of(Source.ENGINE_LOG))
-    return case.exit.signal in _OWN_FAULTS or next(_own_accounts(event, case), None) is not None
+def _ended_otherwise(case: Case) -> bool:
+    """Nothing says that the engine was killed, or something says what else it died of."""
+    if any(_another_cause(other) for other in case.events) or case.exit.signal in OWN_FAULTS:
+        return True
+    return any(case.lines_of(Source.ENGINE_LOG)) and not _killed(case)
+
+
+def _another_cause(event: Event) -> bool:
+    """Something that may be a crash's root, and is more than the word of a process that was killed."""
+    named_only = event.name in ("oom_result", "host_oom_kill", "death") or (event.name == "segfault_native" and event.tier >= 5)
+    return event.kind is Kind.CAUSE and not named_only and not (event.cause is not None and event.cause.is_ok)

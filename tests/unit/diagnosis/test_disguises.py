@@ -49,3 +49,32 @@ def test_a_disguise_changes_nothing(name: str) -> None:
     wrong = [(case.name, verdict.cause.label, verdict.confidence) for case, verdict in verdicts if verdict.cause.label != case.cause]
     assert len(wrong) <= 0.02 * len(CASES), wrong
     assert not [item for item in wrong if item[2] is Confidence.HIGH]
+
+
+COMPANY = {
+    "another-service-stops": "Stopping man-db.service - Daily man-db regeneration...\nman-db.service: Deactivated successfully.",
+    "another-service-out-of-memory": (
+        "gitlab.service: A process of this unit has been killed by the OOM killer.\ngitlab.service: Failed with result 'oom-kill'."
+    ),
+    "restarted": (
+        "vllm.service: Scheduled restart job, restart counter is at 1.\nStopped vllm.service - vLLM.\nStarted vllm.service - vLLM."
+    ),
+    "restarted-by-219": "Unit vllm.service entered failed state.\nvllm.service holdoff time over, scheduling restart.\nStopped vLLM.",
+}
+
+
+@pytest.mark.parametrize("name", COMPANY)
+def test_what_systemd_says_of_others_and_of_restarts_changes_nothing(name: str) -> None:
+    """A whole journal beside the evidence: nobody stopped the engine, and what happened to others is no cause of its end."""
+    journal = "\n".join(f"Jan 01 00:00:01 box systemd[1]: {line}" for line in COMPANY[name].split("\n"))
+    beside = read_evidence(journal, Source.SYSTEMD)
+    changed = []
+    for case in CASES:
+        evidence = case.evidence()
+        if any(item.source is Source.SYSTEMD for item in evidence):
+            continue
+        alone = diagnose(evidence, stopped_by_us=case.stopped_by_us).cause
+        together = diagnose([*evidence, *beside], stopped_by_us=case.stopped_by_us).cause
+        if alone is not together and not (alone.is_ok and together.is_ok):
+            changed.append((case.name, alone.label, together.label))
+    assert not changed
