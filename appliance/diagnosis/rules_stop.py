@@ -46,11 +46,11 @@ def within_stop(event: Event, case: Case) -> Event:
 
 
 def _in_window(event: Event, case: Case) -> bool:
-    """After the signal: by our ledger's clock, by systemd's, or by the engine's own words."""
+    """After the signal: by our ledger's clock, by systemd's or by the engine's own words; without any, whoever asked is believed."""
     asked_s = next((later for line in case.lines_of(Source.STOP_LEDGER) if (later := distance_s(event.evidence, line)) is not None), None)
     if asked_s is not None:
         return asked_s >= -1.0
     if event.phase is Phase.STOPPING or case.last_before(event, *_SIGNS) is not None:
         return True
     told = case.first_after(event, "sigterm")
-    return (told is not None and told.order - event.order <= SIGN_LINES) or not case.stopped_by_us
+    return (told is not None and told.order - event.order <= SIGN_LINES) or not case.stopped_by_us or not case.has(*_SIGNS)

@@ -86,7 +86,8 @@ def _confidence(root: Event, verdict: Verdict) -> Confidence:
     doubtful = any(event.tier < root.tier for event, _reason in verdict.outside)
     if not root.sure:
         return Confidence.LOW if verdict.rivals or root.tier >= 5 else Confidence.MEDIUM
-    if root.source is Source.EXIT or root.cause in _BY_ABSENCE:
+    unseen = root.cause is Cause.SEGFAULT_NATIVE and root.tier >= 5  # a worker is gone and left no word
+    if root.source is Source.EXIT or root.cause in _BY_ABSENCE or unseen:
         return Confidence.MEDIUM
     return Confidence.MEDIUM if verdict.rivals or root.tier == 6 or doubtful else Confidence.HIGH
 

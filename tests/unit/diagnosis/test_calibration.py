@@ -22,6 +22,13 @@ def test_an_exit_code_alone_is_never_certain(word: str) -> None:
     assert diagnose([exit_evidence(word)]).confidence is not Confidence.HIGH
 
 
+def test_a_worker_that_is_gone_without_a_word_is_no_certain_segfault() -> None:
+    """The line says that it died, not of what."""
+    died = "ERROR 07-17 18:34:44 [multiproc_executor.py:284] Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
+    found = diagnose(read_evidence(died, Source.ENGINE_LOG))
+    assert (found.cause, found.confidence) == (Cause.SEGFAULT_NATIVE, Confidence.MEDIUM)
+
+
 def test_a_log_cut_inside_a_traceback_is_no_killing_by_nobody() -> None:
     """Parents kill their own tree after a child's exception; which exception it was is cut off."""
     found = diagnose([*read_evidence(CUT, Source.ENGINE_LOG), exit_evidence("137")])

@@ -123,6 +123,13 @@ def test_workers_that_die_in_a_stop_are_its_consequence() -> None:
     assert diagnose(evidence, stopped_by_us=True).cause is Cause.SEGFAULT_NATIVE
 
 
+def test_a_log_that_begins_inside_the_stop_is_believed() -> None:
+    """Whoever gave it says that the stop was asked for; the lines about that were cut off."""
+    died = "".join(line for line in NOISY.splitlines(keepends=True) if "died unexpectedly" in line)
+    assert journal("", engine=died, stopped_by_us=True).cause is Cause.OK_SHUTDOWN
+    assert journal("", engine=FATAL + died, stopped_by_us=True).cause is Cause.CUDA_ILLEGAL_ACCESS
+
+
 def test_what_died_before_the_stop_was_asked_for_died_of_something_else() -> None:
     """The ledger's clock tells."""
     died = Evidence(
