@@ -37,6 +37,9 @@ CREATE INDEX IF NOT EXISTS incidents_by_time ON incidents (time_s);
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time_s REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL);
 """
 
+# A list is of hundreds, and each may have a hundred kilobytes of evidence: they never become objects of ours.
+_LIST = "SELECT json_set(document, '$.evidence', json('[]'), '$.flight', NULL) FROM incidents ORDER BY rowid DESC LIMIT ?"
+
 Document = dict[str, Any]
 _Write = Callable[[sqlite3.Connection], object]
 
@@ -143,7 +146,7 @@ class IncidentStore:
 
     def recent(self, limit: int) -> list[Document]:
         """Newest first, without evidence and flight record. Blocking: call it in a thread."""
-        rows = self._worker.submit(self._read, "SELECT document FROM incidents ORDER BY rowid DESC LIMIT ?", (limit,)).result()
+        rows = self._worker.submit(self._read, _LIST, (limit,)).result()
         with self._unsaved_lock:
             # In the order in which they were recorded: the wall clock may have been set back between two of them.
             documents = {document["incident_id"]: document for document in [*self._unsaved.values()][::-1]}

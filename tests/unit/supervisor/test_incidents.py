@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,21 @@ def test_lists_are_newest_first_and_without_evidence(tmp_path: Path) -> None:
         listed = store.recent(2)
         assert [document["incident_id"] for document in listed] == ["inc-0001", "inc-0003"]
         assert all(document["evidence"] == [] for document in listed)
+
+
+def test_a_list_does_not_bring_the_evidence_into_memory(tmp_path: Path) -> None:
+    """Hundreds of incidents with a hundred kilobytes each would stay in applianced's resident memory for good."""
+    with opened(tmp_path) as store:
+        for number in range(20):
+            store.record(make_incident(number))
+            store.amend(make_incident(number).incident_id, evidence=[{"text": "x" * 1000, "line": line} for line in range(500)])
+        store.flush()
+        tracemalloc.start()
+        listed = store.recent(100)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert [document["evidence"] for document in listed] == [[]] * 20
+    assert peak_bytes < 2**20, f"{peak_bytes} bytes for a list"
 
 
 def test_the_oldest_are_pruned(tmp_path: Path) -> None:
