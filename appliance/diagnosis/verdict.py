@@ -85,7 +85,8 @@ def _confidence(root: Event, verdict: Verdict) -> Confidence:
     """A deeper fault outside the window leaves a doubt: clocks are wrong more often than anybody thinks."""
     doubtful = any(event.tier < root.tier for event, _reason in verdict.outside)
     if not root.sure:
-        return Confidence.LOW if verdict.rivals or root.tier >= 5 else Confidence.MEDIUM
+        waited = root.cause is Cause.START_TIMEOUT  # how long somebody waited, and nothing of what for
+        return Confidence.LOW if verdict.rivals or root.tier >= 5 or waited else Confidence.MEDIUM
     unseen = root.cause is Cause.SEGFAULT_NATIVE and root.tier >= 5  # a worker is gone and left no word
     if root.source is Source.EXIT or root.cause in _BY_ABSENCE or unseen:
         return Confidence.MEDIUM

@@ -47,7 +47,7 @@ def test_a_log_cut_inside_a_traceback_is_no_killing_by_nobody() -> None:
 def test_a_loader_that_gave_up_waiting_says_so_and_no_more(line: str) -> None:
     """ollama's own deadline."""
     found = diagnose(read_evidence(line, Source.ENGINE_LOG))
-    assert (found.cause, found.confidence) == (Cause.START_TIMEOUT, Confidence.MEDIUM)
+    assert (found.cause, found.confidence) == (Cause.START_TIMEOUT, Confidence.LOW)
 
 
 REFUSED = [
