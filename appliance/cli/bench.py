@@ -61,7 +61,7 @@ def bench(place: Place, /, **options: Any) -> ExitCode:
     target = Target(options["url"] or gateway_url(place), options["model"], key_in(options["api_key_file"]), options["timeout_s"])
     target.calibrate()
     began_s = time.monotonic()
-    with click.progressbar(length=len(shapes), label="requests", hidden=options["as_json"], file=sys.stderr) as bar:
+    with click.progressbar(length=len(shapes), label="requests", file=sys.stderr) as bar:
         sent = Replay(target, keeps_time=options["keep_time"], seed=options["seed"], done=lambda: bar.update(1))
         outcomes = sent.run(shapes)
     found = _figures(outcomes, time.monotonic() - began_s)
