@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from appliance.cli.foreground.children import FIRST_DELAY_S, LONGEST_DELAY_S, restart_delay_s
@@ -119,7 +120,10 @@ def runs(tmp_path: Path) -> Iterator[object]:
     yield start
     for run in started:
         if run.process.poll() is None:
+            children = psutil.Process(run.process.pid).children()
             run.process.kill()
+            for child in children:  # the stubborn ones
+                child.kill()
         run.process.communicate()
 
 
