@@ -46,9 +46,7 @@ def test_a_crash_whose_recovery_applianced_did_not_live_to_see(applianced: Start
     one.wait_state("serving", "degraded", above=2)
     three = one.wait_incident(3)
     closed = wait_for(
-        lambda: (
-            all(listed := one.ask("incidents", limit=10)["incidents"]) and all(i["recovered_s"] is not None for i in listed) and listed
-        ),
+        lambda: all(listed := one.ask("incidents", limit=10)["incidents"]) and all(i["recovered_s"] is not None for i in listed) and listed,
         "all are closed",
     )
     assert [incident["diagnosis"]["cause"] for incident in three] == ["supervisor_died", "segfault_native", "segfault_native"]

@@ -1,7 +1,5 @@
 """The note of a run, and what the next run makes of it."""
 
-
-
 from __future__ import annotations
 
 import os
