@@ -104,7 +104,9 @@ def test_of_thirty_one_clients_of_a_real_engine_one_sees_an_error(foreground, de
         "8",
     ]
     backend = ("engine.backend=custom", f"engine.command={json.dumps(command)}", "model.name=demo")
-    run = foreground("--model", str(demo_model), "--port", "0", *_settings(*backend))
+    # Thirty-one prompts in one batch are no hang, however busy the machine is.
+    patient = ("supervisor.hang_floor_s=20", "supervisor.hang_ceiling_s=30")
+    run = foreground("--model", str(demo_model), "--port", "0", *_settings(*backend, *patient))
     model, url = run.wait_until_serving()
     good = [Question(one.number, one.body | {"max_tokens": 24}) for one in questions(model, "greedy", count=30)]
     deadly = Question(99, good[0].body | {"messages": [{"role": "user", "content": f"What does {POISON} mean?"}]})
