@@ -125,23 +125,27 @@ class AsyncControl:
             self._streams = None
 
 
-async def subscribe(path: str | Path) -> AsyncIterator[Publication]:
+async def subscribe(path: str | Path, *, timeout_s: float = ANSWER_TIMEOUT_S) -> AsyncIterator[Publication]:
     """The current publication at once, then each change, until applianced goes away. Connecting again is the caller's business.
 
     Raises:
-        Unreachable: nobody listens, or applianced went away (also a clean end: a subscription has none of its own).
+        Unreachable: nobody listens, nothing came for `timeout_s` at the beginning, or applianced went away (also a clean end: a
+            subscription has none of its own).
         NotPermitted, ControlError: see the module.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(str(path))
         with contextlib.closing(writer):
             writer.write(protocol.encode({"verb": "subscribe"}))
-            await writer.drain()
-            while (body := await protocol.read_body(reader)) is not None:
+            async with asyncio.timeout(timeout_s):
+                await writer.drain()
+                body = await protocol.read_body(reader)
+            while body is not None:
                 message = protocol.decode(body)
                 if "publication" not in message:
                     _checked(message)
                 yield publication_from_json(message.get("publication"))
+                body = await protocol.read_body(reader)
     except (OSError, asyncio.IncompleteReadError) as error:
         _raise_unreachable(Path(path), error)
     raise Unreachable(f"applianced closed {path}", hint="it is restarting or was stopped: see `systemctl status llm-appliance`")

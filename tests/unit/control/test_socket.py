@@ -117,6 +117,23 @@ async def test_subscription_ends_unreachable(tmp_path: Path) -> None:
         await asyncio.wait_for(waiting, 5)
 
 
+async def test_a_subscription_that_nobody_answers_is_given_up(tmp_path: Path) -> None:
+    """A connection in the backlog of one that is stopped, or that fell between two servers; its silence later on is no fault."""
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with pytest.raises(Unreachable, match="does not answer"):
+            await asyncio.wait_for(anext(subscribe(path, timeout_s=0.1)), 5)
+    path.unlink()
+    async with serving(tmp_path) as (path, board):
+        stream = subscribe(path, timeout_s=0.1)
+        await anext(stream)
+        asyncio.get_running_loop().call_later(0.3, board.post, publication(2))
+        assert await asyncio.wait_for(anext(stream), 5) == publication(2)
+        await stream.aclose()  # type: ignore[attr-defined]
+
+
 async def test_report_carries_inflight_requests(tmp_path: Path) -> None:
     """The gateway's report arrives as JSON of InflightRequest."""
     request = InflightRequest("req-1", "/v1/completions", "f", 9, None, 0, False, 1, 1, 0.5, Resumability.REPLAY)
