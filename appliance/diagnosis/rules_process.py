@@ -113,13 +113,32 @@ def _host_memory_plan(event: Event, case: Case) -> Event | None:
     return caused(replace(plan, fatal=True), Cause.HOST_OOM, tier=2, rank=3, sure=False, note=note)
 
 
+FAULT_ENDS_S = 3.0
+"""A fault ends its process at once; clocks and a loaded machine's log readers are that much apart at most."""
+
+
 def segfault_line(event: Event, case: Case) -> Event | None:
     """The kernel's segfault (or trap) line, if the process may be ours."""
     if not ours(event, case):
         return replace(event, kind=Kind.SYMPTOM, note=f"of {event.fields.get('name')}, which is not the engine")
+    if (contradiction := _no_fault_of_ours(event, case)) is not None:
+        return replace(event, kind=Kind.SYMPTOM, note=f"of another {event.fields.get('name')}: {contradiction}")
     if "invalid opcode" in event.text:
         return caused(event, Cause.SIGILL_CPU, tier=1, rank=74)
     return caused(event, Cause.SEGFAULT_NATIVE, tier=1, rank=70)
+
+
+def _no_fault_of_ours(event: Event, case: Case) -> str | None:
+    """What speaks against the engine where the line's number is of a process or thread that nobody knows."""
+    if event.evidence.data.get("of_engine") is True:
+        return None
+    if case.engine == "native" and case.exit.signal in ("SIGKILL", "SIGTERM"):
+        return f"the engine is one process, and ended by {case.exit.signal}"
+    own = next((other for other in case.named("segfault_native") if other.source is Source.ENGINE_LOG), None)
+    later_s = None if own is None else distance_s(own.evidence, event.evidence)
+    if later_s is None or later_s <= FAULT_ENDS_S:
+        return None
+    return f"the engine went on for {later_s:.0f} s, until a fault of its own"
 
 
 def heap_corruption(event: Event, _case: Case) -> Event:
