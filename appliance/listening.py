@@ -109,11 +109,16 @@ def refuse_open(listeners: Iterable[socket.socket], *, allowed: bool) -> None:
     """
     reachable = [bound_to(listener) for listener in listeners if is_open_to_others(listener)]
     if reachable and not allowed:
-        raise ApplianceError(
-            f"{reachable[0]} would be open to other machines, and whoever reaches it may use the model: there are no API keys",
-            hint="make one with `python -m appliance.gateway.keys NAME >> FILE` and set gateway.api_keys_file = FILE; or listen on "
-            "127.0.0.1 behind a proxy that asks for keys; or leave it open with gateway.allow_open = true",
-        )
+        raise too_open(reachable[0])
+
+
+def too_open(address: str) -> ApplianceError:
+    """What to say of an address that other machines reach without a key."""
+    return ApplianceError(
+        f"{address} would be open to other machines, and whoever reaches it may use the model: there are no API keys",
+        hint="make one with `python -m appliance.gateway.keys NAME >> FILE` and set gateway.api_keys_file = FILE; or listen on "
+        "127.0.0.1 behind a proxy that asks for keys; or leave it open with gateway.allow_open = true",
+    )
 
 
 def bound_to(listener: socket.socket) -> str:

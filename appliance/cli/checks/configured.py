@@ -22,7 +22,7 @@ from appliance.core.errors import ApplianceError, ConfigError
 from appliance.core.plan import GpuFacts
 from appliance.core.units import MIB, format_bytes
 from appliance.core.versions import version_of
-from appliance.listening import UNSEEN_HOLDER, AddressTaken, bind, refuse_open
+from appliance.listening import UNSEEN_HOLDER, AddressTaken, bind, is_open_to_others, too_open
 
 STATE_WARN_BYTES = 64 * MIB
 """Incidents and the traffic profile of a month fit into it."""
@@ -152,8 +152,10 @@ def check_address(machine: Machine, config: Config) -> Iterator[Finding]:
     """Whether gateway.host and gateway.port can be listened on. An appliance that does so already is no trouble, nor its systemd."""
     gateway = config.gateway
     try:
-        with bind(gateway.host, gateway.port) as held:
-            refuse_open([held], allowed=gateway.allow_open or bool(gateway.api_keys_file))
+        with bind(gateway.host, 0) as held:  # whoever has the port now, it must not be opened
+            if is_open_to_others(held) and not (gateway.allow_open or gateway.api_keys_file):
+                raise too_open(f"{gateway.host}:{gateway.port}")
+        bind(gateway.host, gateway.port).close()
     except AddressTaken as error:
         may_be_systemd = error.holder in ("systemd (pid 1)", UNSEEN_HOLDER)
         if not (may_be_systemd and socket_unit_listens(machine)) and "appliance" not in error.holder:

@@ -158,6 +158,17 @@ def test_an_address_that_is_open_to_others_is_named_as_it_was_given() -> None:
     assert finding.reason.startswith("0.0.0.0:")
 
 
+def test_an_open_address_is_named_also_where_the_appliance_holds_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a box that serves, before its owner opens it to others without a key."""
+    monkeypatch.setattr(listening, "holder_of", lambda port: "systemd (pid 1)")
+    machine = Machine(run=lambda command: Ended(0))
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        finding = _only(configured.check_address(machine, _config(gateway__host="0.0.0.0", gateway__port=port)))
+    assert (finding.level, finding.name) == (Level.FAIL, "gateway.host")
+    assert finding.reason.startswith(f"0.0.0.0:{port} would be open")
+
+
 def test_config_check_tells_what_would_end_a_start(ctl: Ctl, tmp_path: Path) -> None:
     """Exit code 1 for a failure, each with its cure; nothing is made."""
     state = tmp_path / "state"
