@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 
@@ -137,8 +138,9 @@ class Exchange:
                 self._watch(request, b"", known)
         body = answer.removeprefix(b"data: ").rstrip(b"\n")
         await _deliver(request, client, request.notes.whole, [JSON_TYPE], body)
-        while await connection.read() is not None:
-            pass
+        with contextlib.suppress(UpstreamLost):  # the client has its answer: an engine that dies now has lost nothing
+            while await connection.read() is not None:
+                pass
 
     async def _pass_whole(self, request: LiveRequest, client: Client, connection: Connection) -> None:
         parts: list[bytes] = []
