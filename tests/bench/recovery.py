@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from appliance.supervisor.spare import memory_of
+from tests.bench import _systemd
 from tests.fakes.scripted_appliance import free_port
 from tests.integration.supervisor.harness import Applianced, wait_for
 
@@ -59,6 +61,12 @@ PHASES = (
     ("serving again", "canary, published"),
 )
 """A word of applianced's or the engine's log, and what had happened by then."""
+
+
+Servers = Callable[[], list[psutil.Process]]
+"""The processes that somebody keeps alive."""
+Keeper = Callable[[list[str], Path], contextlib.AbstractContextManager[Servers]]
+"""Runs a command again whenever it ends; the folder is its own."""
 
 
 @dataclass
@@ -215,21 +223,21 @@ def measure_ours(name: str, model: Path, kills: int, *, spare: bool) -> Result:
 
 
 @contextlib.contextmanager
-def shell_loop(command: list[str], folder: Path) -> Iterator[psutil.Process]:
+def shell_loop(command: list[str], folder: Path) -> Iterator[Servers]:
     """`while true; do SERVER; done`."""
     with (folder / "log").open("ab") as log:
         loop = subprocess.Popen(
             ["/bin/sh", "-c", f"while true; do {shlex.join(command)}; done"], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        yield psutil.Process(loop.pid)
+        yield psutil.Process(loop.pid).children
     finally:
         os.killpg(loop.pid, signal.SIGKILL)
         loop.wait()
 
 
 @contextlib.contextmanager
-def supervisord(command: list[str], folder: Path, program: str) -> Iterator[psutil.Process]:
+def supervisord(command: list[str], folder: Path, program: str) -> Iterator[Servers]:
     """With its own defaults but for autorestart."""
     (folder / "supervisord.conf").write_text(
         f"[supervisord]\nnodaemon=true\nlogfile={folder}/supervisord.log\npidfile={folder}/pid\n"
@@ -238,22 +246,22 @@ def supervisord(command: list[str], folder: Path, program: str) -> Iterator[psut
     )
     parent = subprocess.Popen([program, "-c", str(folder / "supervisord.conf")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        yield psutil.Process(parent.pid)
+        yield psutil.Process(parent.pid).children
     finally:
         parent.terminate()
         parent.wait(60)
 
 
-def measure_other(name: str, port: int, kills: int, under: contextlib.AbstractContextManager[psutil.Process]) -> Result:
+def measure_other(name: str, port: int, kills: int, under: contextlib.AbstractContextManager[Servers]) -> Result:
     """A server that is restarted by somebody, and a client that asks again."""
     result, draw = Result(name), random.Random(7)
-    with under as parent:
+    with under as servers:
         first_token(port, time.monotonic() + START_S)
         for number in range(kills):
             stream = tokens(port, question(number % 4))
             for _ in itertools.islice(stream, draw.randint(*BEFORE_KILL)):  # its answer may be shorter than ours
                 pass
-            os.kill(wait_for(lambda: parent.children(), "the server", START_S)[0].pid, signal.SIGKILL)
+            os.kill(wait_for(servers, "the server", START_S)[0].pid, signal.SIGKILL)
             killed_s = time.monotonic()
             with contextlib.suppress(OSError, http.client.HTTPException, StopIteration):
                 while True:
@@ -294,21 +302,22 @@ def others(options: argparse.Namespace, missing: list[str]) -> Iterator[tuple[st
         missing.append("llama.cpp's server: give --llama-server (tests/bench/_llama_server.py says from where) and --gguf")
     if not options.supervisord:
         missing.append("supervisord: give --supervisord")
-    missing += [
-        f"{what}: {why}" for what, why in (("systemd Restart=", "wants a systemd as PID 1"), ("llama-swap", "no such program here"))
-    ]
-    for server, command in servers:
-        for under in ("a shell loop", *(["supervisord"] if options.supervisord else [])):
+    missing.append("llama-swap: no such program here")
+    if why := _systemd.missing():
+        missing.append(f"systemd Restart=: {why}")
+    keepers: dict[str, Keeper] = {"a shell loop": shell_loop}
+    if options.supervisord:
+        keepers["supervisord"] = lambda command, folder: supervisord(command, folder, options.supervisord)
+    if not _systemd.missing():
+        keepers["systemd Restart="] = lambda command, _: _systemd.systemd(command, ROOT)
+    for (server, command), (under, keeper) in itertools.product(servers, keepers.items()):
+        yield f"{server} under {under}", partial(_measured, f"{server} under {under}", command, keeper, options.others)
 
-            def measure(server: str = server, under: str = under, command: Callable[[int], list[str]] = command) -> Result:
-                port = free_port()
-                with tempfile.TemporaryDirectory(prefix="recovery-") as name:
-                    folder = Path(name)
-                    loop = under == "a shell loop"
-                    context = shell_loop(command(port), folder) if loop else supervisord(command(port), folder, options.supervisord)
-                    return measure_other(f"{server} under {under}", port, options.others, context)
 
-            yield f"{server} under {under}", measure
+def _measured(name: str, command: Callable[[int], list[str]], keeper: Keeper, kills: int) -> Result:
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
+        return measure_other(name, port, kills, keeper(command(port), Path(folder)))
 
 
 def arguments() -> argparse.Namespace:
