@@ -127,13 +127,13 @@ def bound_to(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def url_of(listener: socket.socket, *, tls: bool = False) -> str:
-    """The address that a client on this machine connects to."""
+def url_of(listener: socket.socket, *, tls: bool = False, as_bound: bool = False) -> str:
+    """The address that a client on this machine connects to; `as_bound`: 0.0.0.0 and :: stay, so that one sees who can reach it."""
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return f"unix:{os.fsdecode(listener.getsockname())}"
     host, port = listener.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
-    if address.is_unspecified:
+    if address.is_unspecified and not as_bound:
         address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
     return f"{'https' if tls else 'http'}://{f'[{address}]' if address.version == 6 else address}:{port}"
 

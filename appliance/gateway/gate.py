@@ -9,6 +9,7 @@ given to the same life again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 from collections import deque
@@ -131,6 +132,7 @@ class Gate:
         self._watcher: asyncio.Task[None] | None = None
         self._stopped_since_s: float | None = None
         self._news: asyncio.Event = asyncio.Event()
+        self._asked: asyncio.Event = asyncio.Event()
 
     @property
     def standing(self) -> Standing:
@@ -182,6 +184,13 @@ class Gate:
             await self.news(due_s - self._loop.time())
         return self._incident_since(life)
 
+    async def asked(self, timeout_s: float) -> None:
+        """Wait until applianced was asked for the first time, whatever came of it, but not longer: before that nothing is known."""
+        if not self._asked.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._asked.wait()
+
     async def news(self, timeout_s: float) -> None:
         """Wait for the next publication or proof of life, but not longer."""
         try:
@@ -194,6 +203,7 @@ class Gate:
 
     def publish(self, publication: Publication) -> None:
         """A publication arrived."""
+        self._asked.set()
         engine_lost = self.view.engine_lost
         if self._is_new_life(publication):
             self._replace_life(publication)
@@ -209,6 +219,7 @@ class Gate:
 
     def control_lost(self, error: str) -> None:
         """The control socket does not answer. The last publication stays; the engine is now asked by ourselves."""
+        self._asked.set()
         view = self.view
         self._set(View(view.publication, False, error, view.engine_lost))
         if self._watcher is None or self._watcher.done():

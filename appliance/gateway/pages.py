@@ -25,6 +25,8 @@ from appliance.gateway.metrics import Metrics
 from appliance.gateway.relay import Relay
 
 LISTED_MAX = 100
+ASKED_S = 1.0
+"""So long a first question of all waits for applianced's first word: with socket activation it is what starts the gateway."""
 Page = tuple[int, Headers, bytes]
 
 
@@ -56,6 +58,7 @@ class Pages:
         """The page. Raises Refused for /health while nothing serves, for /metrics where it is switched off, for no such incident."""
         if path != page_files.FRONT and (file := page_files.FILES.get(path)) is not None:
             return file.answer(headers)
+        await self._gate.asked(ASKED_S)
         if path == "/health":
             return self._health()
         if path == "/status":

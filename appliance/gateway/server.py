@@ -95,7 +95,7 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, self._files.reload)
         self._tick()
         servers = [await self._listen(listener) for listener in listeners]
-        where = ", ".join(url_of(listener, tls=self._files.tls is not None) for listener in listeners)
+        where = ", ".join(url_of(listener, tls=self._files.tls is not None, as_bound=True) for listener in listeners)
         log.info("listening on %s", where)
         self._notifier.notify(f"READY=1\nSTATUS=listening on {where}")
         looking = self._live.keep_asking(), self._live.keep_series()

@@ -23,6 +23,7 @@ def test_every_address_is_open_to_others_and_reached_by_loopback() -> None:
     with open_listener("0.0.0.0", 0) as listener:
         assert is_open_to_others(listener)
         assert url_of(listener).startswith("http://127.0.0.1:")
+        assert url_of(listener, as_bound=True).startswith("http://0.0.0.0:")
 
 
 def test_a_port_that_is_taken_names_its_holder() -> None:

@@ -14,6 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from appliance.control import protocol
+from appliance.control.codec import publication_to_json
+from appliance.core.launch import Endpoint
+from appliance.core.publication import Publication
+from appliance.core.states import EngineState
 from tests.fakes.scripted_appliance import ROOT, appliance, eventually, free_port, gateway
 
 CHAT = "/v1/chat/completions"
@@ -69,6 +74,7 @@ async def test_an_open_address_is_allowed_by_a_key(run_dir: Path) -> None:
     """For those whose proxy stands on another machine."""
     async with gateway(run_dir, "gateway.host=0.0.0.0", "gateway.allow_open=true") as running:
         assert (await running.ask("GET", "/")).status == 200
+        assert f"listening on http://0.0.0.0:{running.port}\n" in running.log.read_text(), "whoever looks sees that it is open"
 
 
 async def test_it_answers_within_a_second_and_a_half_of_its_start(run_dir: Path) -> None:
@@ -77,6 +83,42 @@ async def test_it_answers_within_a_second_and_a_half_of_its_start(run_dir: Path)
     async with gateway(run_dir) as running:
         assert (await running.ask("GET", "/health")).status == 503
     assert time.monotonic() - began < 1.5
+
+
+async def _applianced_that_answers(publication: Publication | None, after_s: float, run_dir: Path) -> asyncio.Server:
+    """A control socket that takes its time, as on a machine that boots; without a publication it says nothing at all."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await protocol.read_body(reader)
+        await asyncio.sleep(after_s)
+        if publication is not None:
+            writer.write(protocol.encode({"publication": publication_to_json(publication)}))
+        await reader.read()
+        writer.close()
+
+    return await asyncio.start_unix_server(answer, str(run_dir / "control.sock"))
+
+
+@pytest.mark.parametrize("path", ["/health", "/status", "/"])
+async def test_the_first_question_of_all_waits_for_applianceds_first_word(run_dir: Path, path: str) -> None:
+    """With socket activation a question is what starts the gateway: its answer is not that nobody was asked yet."""
+    serving = Publication(EngineState.SERVING, 1, Endpoint(socket_path=str(run_dir / "engine.sock")), None, "serving demo", None)
+    server = await _applianced_that_answers(serving, 0.4, run_dir)
+    async with gateway(run_dir) as running:
+        answer = await running.ask("GET", path)
+    server.close()
+    assert answer.status == 200
+    assert "serving demo" in answer.body.decode()
+
+
+async def test_an_applianced_that_says_nothing_does_not_hold_the_first_question(run_dir: Path) -> None:
+    """A second, and then what is known."""
+    server = await _applianced_that_answers(None, 0, run_dir)
+    async with gateway(run_dir) as running:
+        began_s = time.monotonic()
+        assert (await running.ask("GET", "/health")).status == 503
+        assert 0.5 < time.monotonic() - began_s < 5
+    server.close()
 
 
 async def test_it_serves_on_a_socket_that_its_parent_opened(run_dir: Path) -> None:
