@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from appliance.cli import unit
+from appliance.cli import asking, unit
 from appliance.cli.place import Place
 from appliance.cli.printing import say, say_json
 from appliance.cli.verbs import Verb
-from appliance.control import client
 from appliance.core.errors import Unreachable
 
 reason_option = click.option("--reason", default="asked with appliancectl", show_default=True, help="Kept in the log and the status.")
@@ -84,7 +83,7 @@ def resume(place: Place, as_json: bool) -> None:
 
 
 def _ask(place: Place, verb: str, words: str, as_json: bool, **arguments: Any) -> None:
-    answer = client.ask(place.control_socket(), verb, **arguments)
+    answer = asking.ask(place, verb, **arguments)
     if as_json:
         say_json(answer)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from appliance.cli.checks.machine import barrier_of
 from appliance.core.errors import ModelError
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
@@ -22,10 +23,12 @@ def model_folder(named: str, models_dir: Path) -> Path:
     """
     if not named:
         demo = models_dir / DEMO_MODEL
+        _may_look(demo)
         if not (demo / "config.json").is_file():
             raise ModelError(f"no model: neither --model nor model.path is set, and {demo} is not there", hint=f"{_SETUP}")
         return demo.resolve()
     folder = Path(named)
+    _may_look(folder)
     if not folder.exists():
         raise ModelError(f"model folder {folder} does not exist", hint=f"name another with --model; {_SETUP}")
     if not folder.is_dir():
@@ -46,9 +49,16 @@ def gguf(named: str) -> Path:
     """
     if not named:
         raise ModelError("no model: neither --model nor model.path is set", hint="name a GGUF file")
+    _may_look(Path(named))
     if not Path(named).exists():
         raise ModelError(f"the model {named} does not exist", hint="name a GGUF file that is there")
     return Path(named).resolve()
+
+
+def _may_look(path: Path) -> None:
+    """Raises ModelError where this user cannot: that is another trouble than a model that is missing."""
+    if (barrier := barrier_of(path)) is not None:
+        raise ModelError(f"the model {path} cannot be read: this user may not look into {barrier}", hint="run this as a user who may")
 
 
 def has_chat_template(folder: Path) -> bool:

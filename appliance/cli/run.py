@@ -93,7 +93,7 @@ def _check(config: Config, state_dir: Path, model: Path | None) -> None:
         *configured.check_options(config),
         *configured.check_memory(config, model),
     )
-    failed = [finding for finding in checks if finding.level is Level.FAIL]
+    failed = [finding for finding in checks if finding.level is Level.FAIL or finding.unseen]  # it is this user who serves
     if failed:
         raise ConfigError("\n".join(f"{one.name}: {one.reason}" for one in failed), hint="; ".join({one.cure: None for one in failed}))
 

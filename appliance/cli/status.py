@@ -6,16 +6,19 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from appliance.cli import asking
+from appliance.cli.checks.machine import Finding, Level, Machine, warn
+from appliance.cli.findings import as_row, say_finding
 from appliance.cli.place import Place
 from appliance.cli.printing import ago, bad, bold, faint, fields, good, moment, say, say_json, uncertain, wrapped
 from appliance.cli.verbs import Verb
 from appliance.control import client
-from appliance.core.errors import ExitCode, Unreachable
+from appliance.core.errors import ConfigError, ExitCode, Unreachable
 from appliance.core.states import ANSWERING, COMING_BACK, EngineState
 from appliance.core.units import format_duration
 
@@ -42,13 +45,27 @@ def status(place: Place, watch: bool, as_json: bool) -> ExitCode:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(place, as_json)
         return ExitCode.OK
-    answer = client.ask(place.control_socket(), "status")
+    answer = asking.ask(place, "status")
     state = EngineState(answer["state"])
+    troubles = _troubles(place) if place.means_the_box() else []
     if as_json:
-        say_json(answer)
+        say_json(answer | ({"troubles": [as_row(trouble) for trouble in troubles]} if troubles else {}))
     else:
-        _print(state, answer)
-    return ExitCode.BAD if state in (EngineState.PARKED, EngineState.STOPPED) else ExitCode.OK
+        _print(state, answer, troubles)
+    unreached = any(trouble.level is Level.FAIL for trouble in troubles)
+    return ExitCode.BAD if unreached or state in (EngineState.PARKED, EngineState.STOPPED) else ExitCode.OK
+
+
+def _troubles(place: Place) -> list[Finding]:
+    """What applianced cannot see of the box that it serves: a port that clients cannot reach, a configuration that has become wrong."""
+    from appliance.cli.checks.door import check_door
+
+    try:
+        found = check_door(Machine(), place.load().config)
+    except ConfigError as wrong:
+        first = wrong.message.splitlines()[0]
+        return [warn("configuration", f"has an error since it was read: {first}", "appliancectl config check; it ends the next start")]
+    return [found] if found.level is not Level.OK else []
 
 
 def _watch(place: Place, as_json: bool) -> None:
@@ -59,7 +76,7 @@ def _watch(place: Place, as_json: bool) -> None:
             answer = client.ask(place.control_socket(), "status")
             seen = {name: answer.get(name) for name in ("state", "generation", "sentence")}
         except Unreachable as error:
-            seen = {"state": "unreachable", "generation": None, "sentence": error.message}
+            seen = {"state": "unreachable", "generation": None, "sentence": asking.explained(place, error).message}
         if seen != before:
             before = seen
             if as_json:
@@ -72,14 +89,17 @@ def _watch(place: Place, as_json: bool) -> None:
         time.sleep(WATCH_S)
 
 
-def _print(state: EngineState, answer: Json) -> None:
+def _print(state: EngineState, answer: Json, troubles: Sequence[Finding]) -> None:
     model = answer.get("model") or "no model"
     say(f"{_mark(state)} {bold(str(model))} ({answer.get('engine')}, generation {answer.get('generation')})")
     for line in wrapped(str(answer.get("sentence", ""))):
         say(f"  {line}")
     say()
+    for trouble in troubles:
+        say_finding(trouble)
     fields(
         (
+            ("engine", _engine(answer)),
             ("up", format_duration(float(answer.get("uptime_s") or 0.0))),
             ("restarts", str(answer.get("restarts", ""))),
             ("rung", _rung(answer.get("rung"), answer.get("rungs"))),
@@ -89,6 +109,12 @@ def _print(state: EngineState, answer: Json) -> None:
             *_sensors(answer.get("sensors")),
         )
     )
+
+
+def _engine(answer: Json) -> str:
+    """Which one runs, and its process: what `kill` and `py-spy` want to be told."""
+    words = f"{answer.get('engine') or ''} {answer.get('engine_version') or ''}".strip()
+    return f"{words}, pid {answer['engine_pid']}" if answer.get("engine_pid") else ""
 
 
 def _mark(state: EngineState) -> str:

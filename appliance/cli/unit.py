@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
-from appliance.core.errors import ApplianceError, NotPermitted
+from appliance.core.errors import ApplianceError, NotPermitted, Unreachable
 
 UNIT = "llm-appliance.service"
+_ASKED = ("LoadState", "ActiveState", "SubState", "Result", "StatusText")
 
 
 def has_failed() -> bool:
@@ -15,6 +16,28 @@ def has_failed() -> bool:
         return subprocess.run(["systemctl", "is-failed", "--quiet", UNIT], stderr=subprocess.DEVNULL, check=False).returncode == 0
     except OSError:  # no systemd on this machine
         return False
+
+
+def why_absent() -> Unreachable | None:
+    """What systemd says of an applianced that does not answer; None where it has nothing to say, or the unit is not there."""
+    try:
+        said = subprocess.run(["systemctl", "show", f"--property={','.join(_ASKED)}", UNIT], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    facts = dict(line.split("=", 1) for line in said.stdout.splitlines() if "=" in line)
+    if said.returncode != 0 or facts.get("LoadState") != "loaded":
+        return None
+    last = f"; its last words: {facts['StatusText']}" if facts.get("StatusText") else ""
+    match facts.get("ActiveState"), facts.get("SubState"):
+        case "failed", _:
+            reason = f"{UNIT} has failed, and systemd has given it up ({facts.get('Result')}){last}"
+            return Unreachable(reason, hint=f"`journalctl -u {UNIT} -n 20` says why; mend that, then `appliancectl resume`")
+        case _, "auto-restart":
+            reason = f"{UNIT} has ended ({facts.get('Result')}) and is started again in a moment{last}"
+            return Unreachable(reason, hint=f"`journalctl -u {UNIT} -n 20` says why")
+        case "inactive", _:
+            return Unreachable(f"{UNIT} is stopped", hint="`systemctl start llm-appliance` starts it")
+    return None
 
 
 def start_again() -> None:

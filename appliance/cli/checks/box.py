@@ -8,15 +8,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from appliance.cli.checks.configured import check_files, check_programs, socket_unit_listens
-from appliance.cli.checks.machine import Finding, Machine, fail, ok, warn
-from appliance.cli.place import Place
+from appliance.cli.checks.configured import check_files, check_programs
+from appliance.cli.checks.door import check_door
+from appliance.cli.checks.machine import Finding, Machine, barrier_of, fail, ok, unseen, warn
+from appliance.cli.place import SYSTEM_STATE_DIR, Place
 from appliance.config import Config
-from appliance.config.runtimes import current_runtime, engine_is_here
+from appliance.config.runtimes import RUNTIMES, current_runtime, engine_is_here
 from appliance.control import client
 from appliance.core.errors import ApplianceError, ConfigError
 from appliance.core.states import EngineState
-from appliance.listening import holder_of, is_taken
 
 
 def check_box(machine: Machine, place: Place, state_dir: Path) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def check_box(machine: Machine, place: Place, state_dir: Path) -> Iterator[Findi
     yield from check_engine(config, state_dir)
     yield from check_files(config)
     yield from check_programs(config)
-    yield _port(machine, config)
+    yield check_door(machine, config)
     yield from _applianced(place)
 
 
@@ -42,6 +42,9 @@ def check_model(config: Config) -> Iterator[Finding]:
         yield warn("model", "model.path is not set", "appliancectl setup --model DIR, or --demo")
         return
     folder = Path(config.model.path)
+    if (barrier := barrier_of(folder)) is not None:
+        yield unseen("model", folder, barrier)
+        return
     cure = "correct model.path, or bring the model again"
     if config.engine.backend == "llamacpp" and folder.is_file():
         yield ok("model", str(folder))
@@ -52,6 +55,9 @@ def check_model(config: Config) -> Iterator[Finding]:
         yield fail("model", f"{folder}: {error.strerror}", cure)
         return
     weights = [name for name in names if name.endswith((".safetensors", ".gguf"))]
+    if (barrier := next((found for name in weights if (found := barrier_of(folder / name)) is not None), None)) is not None:
+        yield unseen("model", folder, barrier)
+        return
     missing = [] if any(name.endswith(".gguf") for name in weights) else sorted({"config.json", "tokenizer.json"} - names)
     missing += sorted(_shards(folder) - names)
     empty = sorted(name for name in weights if not (folder / name).stat().st_size)
@@ -76,32 +82,34 @@ def check_engine(config: Config, state_dir: Path) -> Iterator[Finding]:
     """Whether the built-in engine can be started, and which one that is."""
     if config.engine.backend != "native":
         return
+    runtimes = state_dir / RUNTIMES
     if config.engine.python:
-        if os.access(config.engine.python, os.X_OK):
+        if (barrier := barrier_of(Path(config.engine.python))) is not None:
+            yield unseen("engine", Path(config.engine.python), barrier)
+        elif os.access(config.engine.python, os.X_OK):
             yield ok("engine", config.engine.python)
         else:
             reason = f"engine.python = {config.engine.python!r} cannot be run"
             yield fail("engine", reason, "correct it, or remove it and run appliancectl setup")
     elif engine_is_here():
         yield ok("engine", "part of this installation")
+    elif (barrier := barrier_of(runtimes)) is not None:
+        yield unseen("engine", runtimes, barrier)
     elif (runtime := current_runtime(state_dir)) is None:
-        yield fail("engine", "the built-in engine is not set up", "appliancectl setup")
+        yield _not_set_up(state_dir)
     elif runtime.name != f"native-{importlib.metadata.version('llm-appliance')}":
         yield warn("engine", f"{runtime.name} serves, which is not this package's version", "appliancectl setup, then appliancectl restart")
     else:
         yield ok("engine", str(runtime))
 
 
-def _port(machine: Machine, config: Config) -> Finding:
-    port = config.gateway.port
-    if socket_unit_listens(machine):
-        if is_taken(port):
-            return ok("port", f"{port} is held by llm-appliance-gateway.socket")
-        cure = "systemctl daemon-reload; systemctl restart llm-appliance-gateway.socket"
-        return fail("port", f"nobody listens on {port}: gateway.port was changed", cure)
-    if is_taken(port):
-        return warn("port", f"{port} is taken by {holder_of(port)}", "stop that, or set gateway.port to another")
-    return ok("port", f"{port} is free")
+def _not_set_up(state_dir: Path) -> Finding:
+    """Where: whoever runs a second appliance beside the box's own has to set that one up."""
+    reason = f"the built-in engine is not set up in {state_dir}"
+    if state_dir != SYSTEM_STATE_DIR and current_runtime(SYSTEM_STATE_DIR) is not None:
+        cure = f"systemctl start llm-appliance serves with this box's own, of {SYSTEM_STATE_DIR}; for one of your own: "
+        return fail("engine", reason, f"{cure}appliancectl --state-dir {state_dir} setup --demo")
+    return fail("engine", reason, "appliancectl setup" if state_dir == SYSTEM_STATE_DIR else f"appliancectl --state-dir {state_dir} setup")
 
 
 def _applianced(place: Place) -> Iterator[Finding]:

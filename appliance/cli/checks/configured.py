@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from appliance import flags
-from appliance.cli.checks.machine import Finding, Machine, fail, warn
+from appliance.cli.checks.machine import Finding, Machine, barrier_of, fail, unseen, warn
 from appliance.cli.place import SYSTEM_STATE_DIR
 from appliance.config import Config
 from appliance.config.api_keys import read_api_keys, read_fallback_key
@@ -31,16 +31,22 @@ _READABLE = "name a file that the appliance's user can read"
 
 def check_files(config: Config) -> Iterator[Finding]:
     """Keys, certificates, patterns."""
-    gateway = config.gateway
+    gateway, fallback = config.gateway, config.fallback
     if gateway.api_keys_file:
-        yield from _read("gateway.api_keys_file", lambda: read_api_keys(Path(gateway.api_keys_file)))
+        keys = Path(gateway.api_keys_file)
+        yield from _read("gateway.api_keys_file", (keys,), lambda: read_api_keys(keys))
     if gateway.tls_certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        yield from _read("gateway.tls_certificate", lambda: load_pair(context, Path(gateway.tls_certificate), Path(gateway.tls_key)))
-    if config.fallback.api_key_file:
-        yield from _read("fallback.api_key_file", lambda: read_fallback_key(config.fallback.api_key_file))
+        pair = Path(gateway.tls_certificate), Path(gateway.tls_key)
+        yield from _read("gateway.tls_certificate", pair, lambda: load_pair(context, *pair))
+    if fallback.api_key_file:
+        yield from _read("fallback.api_key_file", (Path(fallback.api_key_file),), lambda: read_fallback_key(fallback.api_key_file))
     folder = Path(config.diagnosis.patterns_dir)
-    if config.diagnosis.patterns_dir and any(folder.glob("*.toml")):
+    if not config.diagnosis.patterns_dir:
+        return
+    if (barrier := barrier_of(folder)) is not None:
+        yield unseen("diagnosis.patterns_dir", folder, barrier)
+    elif any(folder.glob("*.toml")):
         from appliance.diagnosis import with_operator_patterns  # half a second, so only for who has patterns
 
         for problem in with_operator_patterns(folder)[1]:
@@ -51,11 +57,12 @@ def check_programs(config: Config) -> Iterator[Finding]:
     """What is run: the owner's engine and hooks. The built-in engine: checks/box.py."""
     engine, supervisor = config.engine, config.supervisor
     if engine.command and not _is_program(engine.command[0]):
-        yield fail(
-            "engine.command", f"{engine.command[0]!r} is no program that can be run", "write the whole path of your engine's program"
-        )
+        reason, cure = f"{engine.command[0]!r} is no program that can be run", "write the whole path of your engine's program"
+        yield _hidden("engine.command", engine.command[0]) or fail("engine.command", reason, cure)
     if supervisor.on_park and not _is_program(supervisor.on_park[0]):
-        yield warn("supervisor.on_park", f"{supervisor.on_park[0]!r} is no program that can be run", "nobody would be told: correct it")
+        yield _hidden("supervisor.on_park", supervisor.on_park[0]) or warn(
+            "supervisor.on_park", f"{supervisor.on_park[0]!r} is no program that can be run", "nobody would be told: correct it"
+        )
     if supervisor.auto_reboot != "never" and not (supervisor.reboot_command and _is_program(supervisor.reboot_command[0])):
         reason = f"supervisor.auto_reboot is {supervisor.auto_reboot!r} and {list(supervisor.reboot_command)!r} cannot be run"
         yield warn("supervisor.reboot_command", reason, "name the program that reboots this machine")
@@ -66,12 +73,13 @@ def check_engine_of_others(config: Config) -> Iterator[Finding]:
     engine = config.engine
     if engine.backend == "llamacpp" and not _is_program(engine.program or "llama-server"):
         what = f"{engine.program!r} is no program that can be run" if engine.program else "not set, and no llama-server is in PATH"
-        yield fail("engine.program", what, "write the whole path of llama-server")
+        yield _hidden("engine.program", engine.program) or fail("engine.program", what, "write the whole path of llama-server")
     if engine.backend in ("sglang", "vllm"):
         has_engine = not libraries_of(engine.python) or installed_version(engine.python, engine.backend)
         if not _is_program(engine.python) or not has_engine:
             reason = f"{engine.python!r} is not the interpreter of an environment with {engine.backend}"
-            yield fail("engine.python", reason, f"name one that is, such as /opt/{engine.backend}/bin/python")
+            cure = f"name one that is, such as /opt/{engine.backend}/bin/python"
+            yield _hidden("engine.python", engine.python) or fail("engine.python", reason, cure)
 
 
 def check_options(config: Config) -> Iterator[Finding]:
@@ -164,12 +172,22 @@ def check_address(machine: Machine, config: Config) -> Iterator[Finding]:
         yield fail("gateway.host", error.message, error.hint or "")
 
 
-def _read(key: str, read: Callable[[], object]) -> Iterator[Finding]:
+def _read(key: str, files: Sequence[Path], read: Callable[[], object]) -> Iterator[Finding]:
+    for file in files:
+        if (barrier := barrier_of(file)) is not None:
+            yield unseen(key, file, barrier)
+            return
     try:
         read()
     except ConfigError as error:
         for line in error.message.splitlines():
             yield fail(key, line.removeprefix(f"{key} = "), error.hint or _READABLE)
+
+
+def _hidden(key: str, program: str) -> Finding | None:
+    """Where it may be a program for the user that serves, and this user cannot tell."""
+    barrier = barrier_of(Path(program)) if "/" in program else None
+    return unseen(key, Path(program), barrier) if barrier is not None else None
 
 
 def _is_program(name: str) -> bool:

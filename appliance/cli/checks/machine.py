@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import os
+import stat
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,12 +24,17 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what, how bad, why, and the command or the deed that cures it."""
+    """One line: what, how bad, why, and the command or the deed that cures it.
+
+    Attributes:
+        unseen: this user may not look, so that nothing is known: bad only for what this very user is to serve with.
+    """
 
     name: str
     level: Level
     reason: str
     cure: str = ""
+    unseen: bool = False
 
 
 def ok(name: str, reason: str) -> Finding:
@@ -43,6 +50,27 @@ def warn(name: str, reason: str, cure: str) -> Finding:
 def fail(name: str, reason: str, cure: str) -> Finding:
     """See Level."""
     return Finding(name, Level.FAIL, reason, cure)
+
+
+def unseen(name: str, path: Path, barrier: Path) -> Finding:
+    """What stands behind a door that is closed to this user is not called missing."""
+    reason = f"{path}: this user may not read {barrier}, so whether it is in order is not known"
+    return Finding(name, Level.WARN, reason, "look again as root, or as the user that serves", unseen=True)
+
+
+def barrier_of(path: Path) -> Path | None:
+    """The folder or file on the way to `path`, itself included, that this user may not read; None where it is free, or nothing is there."""
+    whole = path.absolute()
+    for step in (*reversed(whole.parents), whole):
+        try:
+            facts = step.stat()
+        except PermissionError:
+            return step.parent
+        except OSError:
+            return None
+        if not os.access(step, os.X_OK if stat.S_ISDIR(facts.st_mode) else os.R_OK):
+            return step
+    return whole if whole.is_dir() and not os.access(whole, os.R_OK) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
-"""status, restart, drain and resume: what applianced says, in words and as data."""
+"""status, restart, drain and resume: what applianced says, in words and as data; and what is said where it does not answer."""
 
 import json
+import os
+import socket
+from pathlib import Path
 
 import pytest
 
+from appliance.cli import place as place_module
 from appliance.control.codec import incident_to_json
 from appliance.core.errors import ControlError
 from appliance.core.states import EngineState
@@ -13,6 +17,8 @@ STATUS = {
     "generation": 4,
     "sentence": "serving demo since 3 min",
     "engine": "native",
+    "engine_version": "0.1.0",
+    "engine_pid": 4711,
     "model": "demo",
     "rung": {
         "index": 1,
@@ -39,6 +45,7 @@ def test_status_says_what_is_going_on(ctl, applianced) -> None:
     assert said.code == 0
     assert said.out.startswith("serving demo (native, generation 4)\n  serving demo since 3 min\n")
     for words in (
+        "native 0.1.0, pid 4711",
         "3 min 20 s",
         "1 of 0 to 3: context 2048 tokens",
         "gives up: half the prefill speed",
@@ -72,6 +79,70 @@ def test_status_has_words_and_an_exit_code_for_every_state(ctl, applianced, stat
     said = ctl("--run-dir", applianced.run_dir, "status")
     assert said.code == (1 if state in (EngineState.PARKED, EngineState.STOPPED) else 0)
     assert said.out.startswith(f"{state.value} no model (native, generation 0)\n  why\n")
+
+
+def _systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
+    """A program of that name, which answers `show` of a unit."""
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    cases = "".join(f"*{unit}*) printf '{text}';; " for unit, text in answers.items())
+    program.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("verb", ["status", "restart", "drain"])
+def test_a_configuration_that_cannot_be_used_is_why_nobody_answers(ctl, tmp_path: Path, verb: str) -> None:
+    """ "Start it" would not help: the first error is named, and how many more there are. Exit code 3."""
+    config = tmp_path / "appliance.toml"
+    config.write_text("[gateway]\nprot = 1\n[engin]\n")
+    said = ctl("--config", config, "--run-dir", tmp_path, verb)
+    assert (said.code, said.out) == (3, "")
+    assert f"{config}: unknown key gateway.prot; did you mean gateway.port? (and 1 more)" in said.err
+    assert "appliancectl config check" in said.err
+
+
+@pytest.mark.parametrize(
+    ("unit", "words", "cure"),
+    [
+        ("LoadState=loaded\\nActiveState=failed\\nSubState=failed\\nResult=exit-code\\n", "given it up (exit-code)", "appliancectl resume"),
+        ("LoadState=loaded\\nActiveState=inactive\\nSubState=dead\\n", "is stopped", "systemctl start llm-appliance"),
+        ("LoadState=loaded\\nActiveState=activating\\nSubState=auto-restart\\nResult=watchdog\\n", "(watchdog)", "journalctl -u"),
+        ("LoadState=not-found\\nActiveState=inactive\\n", "nobody listens on", "appliancectl run"),
+    ],
+)
+def test_systemd_is_asked_why_nobody_answers(
+    ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, words: str, cure: str
+) -> None:
+    """On a box with the package; where it is not installed, both ways to start are named."""
+    _systemctl(tmp_path, monkeypatch, **{"llm-appliance.service": unit})
+    monkeypatch.setattr(place_module, "SYSTEM_RUN_DIR", tmp_path / "run")
+    said = ctl("status")
+    assert (said.code, said.out) == (3, "")
+    assert words in said.err
+    assert cure in said.err
+
+
+def test_an_engine_that_nobody_can_reach_is_not_just_serving(ctl, applianced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port is somebody else's: the sentence, the port, who holds it, what to do; exit code 1. As data under `troubles`."""
+    applianced.answers["status"] = STATUS
+    monkeypatch.setattr(place_module, "SYSTEM_RUN_DIR", applianced.run_dir)
+    _systemctl(tmp_path, monkeypatch, **{"llm-appliance-gateway.socket": "LoadState=loaded\\nActiveState=failed\\nResult=resources\\n"})
+    config = tmp_path / "appliance.toml"
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        config.write_text(f"[gateway]\nport = {port}\n")
+        said = ctl("--config", config, "status")
+        as_data = ctl("--config", config, "status", "--json")
+    assert said.code == as_data.code == 1
+    assert f"fail port: {port} is taken by " in said.out
+    assert f"(pid {os.getpid()}), so llm-appliance-gateway.socket has failed and clients cannot reach" in said.out
+    (trouble,) = json.loads(as_data.out)["troubles"]
+    assert (trouble["name"], trouble["level"]) == ("port", "fail")
+    config.write_text("[gateway]\nprot = 1\n")
+    said = ctl("--config", config, "status")
+    assert said.code == 0
+    assert "warn configuration: has an error since it was read" in said.out
 
 
 def test_status_as_json_is_the_answer(ctl, applianced) -> None:
