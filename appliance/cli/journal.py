@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
+import os
+import pwd
 import subprocess
 import tempfile
 import time
@@ -23,9 +26,15 @@ from appliance.core.printable import printable
 
 SUPERVISOR_UNIT, GATEWAY_UNIT = "llm-appliance.service", "llm-appliance-gateway.service"
 PARTS = ("engine", "gateway", "supervisor")
+_TOLD_WITH = {"spare": "engine", "systemd": "supervisor"}
+"""Who else speaks in the units, and with whose lines that is shown: the next engine, and who starts applianced."""
+READERS = ("systemd-journal", "adm")
+"""Groups that may read what services said."""
 SPARE = 10
 """So many times the lines that are wanted are read, since some are of the others."""
 _WARNING, _ERROR = 4, 3
+_NUMBERED = {"engine": "APPLIANCE_ENGINE", "spare": "APPLIANCE_SPARE"}
+"""Fields of lines that are not applianced's own words: which life, which process."""
 Fatal = Callable[[str], str | None]
 
 
@@ -34,8 +43,8 @@ class Entry:
     """One line of the journal.
 
     Attributes:
-        who: engine, gateway or supervisor.
-        generation: of the engine's life that said it, where one did.
+        who: engine, spare, gateway, supervisor, or systemd about them.
+        generation: of the engine's life that said it, where one did; a spare's process number.
         priority: syslog's number; smaller is worse.
         fatal: the pattern by which diagnosis takes it for the end of an engine; empty where it does not.
     """
@@ -75,18 +84,42 @@ def logs(place: Place, /, follow: bool, lines: int, since: str | None, as_json: 
         last, cursor = deque[Entry](maxlen=None if since else lines), ""
         for record in _journal(_arguments(since, lines * SPARE)):
             cursor = str(record.get("__CURSOR", ""))
-            if (entry := entry_of(record, fatal)).who in wanted:
+            if part_of(entry := entry_of(record, fatal)) in wanted:
                 last.append(entry)
-        if not last and not follow:
-            raise ApplianceError(
-                "the journal has nothing of them", hint="`appliancectl run` prints its log to its own terminal; else run as root"
-            )
+        if not last:
+            _nothing(follow=follow)
         for entry in last:
             _show(entry, as_json)
         if follow:
             for record in _journal(_arguments(None, 0, "--follow", *([f"--after-cursor={cursor}"] if cursor else []))):
-                if (entry := entry_of(record, fatal)).who in wanted:
+                if part_of(entry := entry_of(record, fatal)) in wanted:
                     _show(entry, as_json)
+
+
+def _nothing(*, follow: bool) -> None:
+    """Of those that are wanted. Raises NotPermitted where it is the journal that is closed: `journalctl --quiet` says nothing of that."""
+    if not _may_read():
+        who = _user()
+        hint = f"as root: usermod -aG {READERS[0]} {who}, and log in again; or run this as root"
+        raise NotPermitted(
+            f"the user {who} may not read what services write to the journal (groups {' and '.join(READERS)} may)", hint=hint
+        )
+    if not follow:
+        raise ApplianceError("the journal has nothing of them", hint="`appliancectl run` prints its log to its own terminal")
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _may_read() -> bool:
+    if os.geteuid() == 0:
+        return True
+    mine = {os.getegid(), *os.getgroups()}
+    return any(group.gr_gid in mine for group in grp.getgrall() if group.gr_name in READERS)
 
 
 def _show(entry: Entry, as_json: bool) -> None:
@@ -101,17 +134,30 @@ def entry_of(record: Mapping[str, Any], fatal: Fatal) -> Entry:
     said = record.get("MESSAGE")
     # Bytes that are no UTF-8 come as a list of numbers, and a line that is too long as nothing.
     text = bytes(said).decode(errors="replace") if isinstance(said, list) else str(said or "")
-    generation = str(record.get("APPLIANCE_ENGINE", ""))
-    who = "gateway" if record.get("_SYSTEMD_UNIT", record.get("UNIT")) == GATEWAY_UNIT else "engine" if generation else "supervisor"
+    who = _speaker(record)
+    generation = str(record.get(_NUMBERED.get(who, ""), ""))
     pattern = fatal(text) if who == "engine" else None
     time_s = int(record.get("__REALTIME_TIMESTAMP", 0)) / 1e6
     return Entry(time_s, who, generation, int(record.get("PRIORITY", 6)), printable(click.unstyle(text), keep="\t\n"), pattern or "")
 
 
+def part_of(entry: Entry) -> str:
+    """The one of PARTS that it is shown with."""
+    return _TOLD_WITH.get(entry.who, entry.who)
+
+
+def _speaker(record: Mapping[str, Any]) -> str:
+    """Lines of a unit come from it and carry fields of ours; what systemd says about it comes from elsewhere."""
+    unit = record.get("_SYSTEMD_UNIT", "" if "UNIT" in record else SUPERVISOR_UNIT)
+    if unit != SUPERVISOR_UNIT:
+        return "gateway" if unit == GATEWAY_UNIT else "systemd"
+    return next((who for who, field in _NUMBERED.items() if field in record), "supervisor")
+
+
 def line_of(entry: Entry) -> str:
     """For people."""
     clock = time.strftime("%m-%d %H:%M:%S", time.localtime(entry.time_s))
-    who = f"{entry.who} {entry.generation}".strip()
+    who = entry.who if entry.who == "spare" else f"{entry.who} {entry.generation}".strip()
     mark = bad(f"fatal ({entry.fatal}): ") if entry.fatal else bad("error: ") if entry.priority <= _ERROR else ""
     if not mark and entry.priority == _WARNING:
         mark = uncertain("warning: ")

@@ -81,7 +81,7 @@ class SpareKeeper:
             self._failures, self._next_try_s = 0, 0.0
             self._words = "the last one took over: the next is started when the engine serves"
             return spare
-        log.info(f"starting the engine cold because the warm spare {problem}", spare=spare.pid)
+        log.info(f"starting the engine cold because the warm spare {problem}", pid=spare.pid)
         self._start(spare.dismiss(), "dismiss", None)
         return None
 

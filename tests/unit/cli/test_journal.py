@@ -65,6 +65,35 @@ def test_one_of_them_alone(ctl: Ctl, journalctl: Path, flag: str, count: int) ->
     assert len(ctl("logs", flag, "-n", "1").out.splitlines()) == 1
 
 
+def test_systemds_own_lines_and_the_spares_are_not_called_the_supervisors(ctl: Ctl, journalctl: Path) -> None:
+    """What systemd says of the units, a dump that it took, and the next engine: each by its name, shown with the part it belongs to."""
+    told = [
+        record("Started llm-appliance.service.", "init.scope", UNIT=SUPERVISOR),
+        record("Process 71 (python) of user 999 dumped core.", "systemd-coredump@1.service", COREDUMP_UNIT=SUPERVISOR),
+        record("Load weight begin.", APPLIANCE_SPARE="4712"),
+        record(FATAL, APPLIANCE_SPARE="4712"),
+        record("the engine was started"),
+    ]
+    (journalctl / "records").write_text("".join(json.dumps(each) + "\n" for each in told))
+    assert [line.split()[2] for line in ctl("logs").out.splitlines()] == ["systemd", "systemd", "spare", "spare", "supervisor"]
+    assert "fatal" not in ctl("logs").out, "no engine that served has ended"
+    assert len(ctl("logs", "--supervisor").out.splitlines()) == 3
+    assert len(ctl("logs", "--engine").out.splitlines()) == 2
+
+
+def test_a_journal_that_is_closed_to_this_user_is_not_called_empty(ctl: Ctl, journalctl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """journalctl says nothing then and succeeds: members of the service's group alone would look for their lines elsewhere."""
+    (journalctl / "records").write_text("")
+    monkeypatch.setattr("appliance.cli.journal.os.geteuid", lambda: 12345)
+    monkeypatch.setattr("appliance.cli.journal.os.getegid", lambda: 12345)
+    monkeypatch.setattr("appliance.cli.journal.os.getgroups", list)
+    for arguments in ((), ("--follow",)):
+        said = ctl("logs", *arguments)
+        assert (said.code, said.out) == (4, "")
+        assert "12345 may not read what services write to the journal" in said.err
+        assert "usermod -aG systemd-journal 12345" in said.err
+
+
 def test_as_data_and_followed(ctl: Ctl, journalctl: Path) -> None:
     """A line each; following goes on behind the last record that was read."""
     said = ctl("logs", "--json", "--follow", "--since", "10min ago")
