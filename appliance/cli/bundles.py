@@ -10,12 +10,13 @@ from pathlib import Path
 
 import click
 
+from appliance.cli.records import Document
 from appliance.core.diagnosis import Diagnosis
 from appliance.core.errors import ApplianceError
 from appliance.core.evidence import Evidence
 
 
-def write(path: Path, verdict: Diagnosis, evidence: Sequence[Evidence]) -> None:
+def write(path: Path, verdict: Diagnosis, evidence: Sequence[Evidence], incident: Document | None = None) -> None:
     """Write a new file, whole or not at all, and say on stderr what was taken out of it.
 
     Raises:
@@ -28,7 +29,7 @@ def write(path: Path, verdict: Diagnosis, evidence: Sequence[Evidence]) -> None:
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         with partial.open("xb") as out:
-            redactions = write_bundle(out, verdict, evidence, now_s=time.time())
+            redactions = write_bundle(out, verdict, evidence, now_s=time.time(), incident=incident)
         partial.replace(path)
     except OSError as error:
         raise ApplianceError(f"{path} cannot be written: {error.strerror}", hint="name another file with --bundle") from None

@@ -19,7 +19,7 @@ from appliance.cli.verbs import Verb
 from appliance.core.diagnosis import Diagnosis
 from appliance.core.errors import ApplianceError, ExitCode
 from appliance.core.evidence import Evidence, Source
-from appliance.core.units import format_duration, parse_duration_s
+from appliance.core.units import parse_duration_s
 
 if TYPE_CHECKING:
     from appliance.diagnosis.catalogue import Catalogue
@@ -62,7 +62,7 @@ def _log_option(name: str, words: str) -> Callable[[Callable[..., Any]], Callabl
 @click.option("--since", metavar="TIME", help="Leave out what is older: 10min, 2h, or 2026-11-30T14:05.")
 @click.option("--incident", "incident_id", metavar="ID", help="An incident of this box other than the last.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown to paste into an issue.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown to paste into an issue, without secrets.")
 @click.option(
     "--bundle",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -180,16 +180,12 @@ def _last_incident(place: Place, incident_id: str, form: Form) -> ExitCode:
 
 
 def _headline(incident: records.Document) -> str:
+    from appliance.diagnosis import incident_report
+
     what = f"{incident['engine']} {incident['engine_version']}".strip()
-    inflight = incident["inflight"]
-    load = f", {len(inflight)} {'request' if len(inflight) == 1 else 'requests'} in flight" if inflight else ""
-    return f"{incident['incident_id']}  {moment(incident['time_s'])}  {what} with {incident['model']}, {_phase(incident)}{load}\n"
-
-
-def _phase(incident: records.Document) -> str:
-    if incident["phase"] == "start":
-        return "while starting"
-    return f"after {format_duration(incident['uptime_s'])} of service"
+    load = f", {incident_report.counted(incident)} in flight" if incident["inflight"] else ""
+    phase = incident_report.phase(incident)
+    return f"{incident['incident_id']}  {moment(incident['time_s'])}  {what} with {incident['model']}, {phase}{load}\n"
 
 
 def _tell(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident: records.Document | None = None) -> ExitCode:
@@ -197,30 +193,38 @@ def _tell(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident
 
     try:
         if form.bundle is not None:  # first: whoever reads what is printed may stop reading (`| head`)
-            bundles.write(form.bundle, verdict, evidence)
+            bundles.write(form.bundle, verdict, evidence, incident)
     finally:
         _print(verdict, evidence, form, incident)
     return ExitCode.BAD if verdict.crashed else ExitCode.OK
 
 
 def _print(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident: records.Document | None) -> None:
-    from appliance.diagnosis import report
+    from appliance.diagnosis import incident_report, report
     from appliance.diagnosis.dumps import found_in
 
     found = found_in(evidence)
-    did = None if incident is None else _did(incident)
     if form.as_json:
         say_json(report.to_json_dict(verdict, found) | ({} if incident is None else _incident_fields(incident)))
     elif form.as_markdown:
-        say(report.markdown(verdict, found).rstrip("\n") + ("" if did is None else f"\n\n{did}"))
+        say(_markdown(verdict, found, incident).rstrip("\n"))
     else:
+        did = None if incident is None else incident_report.done(incident)
         _print_text(report.text(verdict, did=did, found=found), crashed=verdict.crashed)
 
 
-def _did(incident: records.Document) -> str:
-    recovered_s = incident["recovered_s"]
-    back = "not serving again yet" if recovered_s is None else f"serving again after {format_duration(recovered_s)}"
-    return f"The appliance {incident['action']['basis']}; {back}."
+def _markdown(verdict: Diagnosis, found: Sequence[str], incident: records.Document | None) -> str:
+    """Without secrets, as it is for others to read. A log of somebody's has no head: nothing is known of its machine."""
+    from appliance import __version__
+    from appliance.diagnosis import incident_report, report
+    from appliance.diagnosis.bundle import redacted
+    from appliance.diagnosis.redact import Redactor
+
+    redactor = Redactor()
+    clean, told = redacted(verdict, redactor), [redactor.redact(item) for item in found]
+    if incident is not None:
+        return incident_report.markdown(incident, clean, redactor, told)
+    return f"{report.markdown(clean, told)}\nDiagnosed by llm-appliance {__version__}.\n"
 
 
 def _incident_fields(incident: records.Document) -> dict[str, object]:

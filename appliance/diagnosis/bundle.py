@@ -13,7 +13,7 @@ import zstandard
 
 from appliance.core.diagnosis import ChainLink, Citation, Diagnosis, Refuted
 from appliance.core.evidence import Evidence
-from appliance.diagnosis import report
+from appliance.diagnosis import incident_report, report
 from appliance.diagnosis.dumps import found_in
 from appliance.diagnosis.redact import Redaction, Redactor
 
@@ -23,26 +23,41 @@ MOST_LINES = 20_000
 
 
 def write_bundle(
-    out: BinaryIO, diagnosis: Diagnosis, evidence: Sequence[Evidence], *, now_s: float, extra: Mapping[str, str] | None = None
+    out: BinaryIO,
+    diagnosis: Diagnosis,
+    evidence: Sequence[Evidence],
+    *,
+    now_s: float,
+    incident: incident_report.Document | None = None,
+    extra: Mapping[str, str] | None = None,
 ) -> list[Redaction]:
     """Write the tar.zst and return what was redacted (which also stands in the bundle).
 
     Args:
+        incident: what the verdict is about, where it is one of a box.
         extra: further files by name, such as the effective configuration or the planned memory chain.
     """
     redactor = Redactor()
     with zstandard.ZstdCompressor().stream_writer(out, closefd=False) as packed, tarfile.open(fileobj=packed, mode="w|") as tar:
-        for name, text in _files(diagnosis, evidence, extra or {}, redactor):
+        for name, text in _files(diagnosis, evidence, incident, extra or {}, redactor):
             _add(tar, name, text, now_s)
         _add(tar, "redacted.txt", _redactions(redactor.report()), now_s)
     return redactor.report()
 
 
-def _files(diagnosis: Diagnosis, evidence: Sequence[Evidence], extra: Mapping[str, str], redactor: Redactor) -> Iterator[tuple[str, str]]:
+def _files(
+    diagnosis: Diagnosis,
+    evidence: Sequence[Evidence],
+    incident: incident_report.Document | None,
+    extra: Mapping[str, str],
+    redactor: Redactor,
+) -> Iterator[tuple[str, str]]:
     clean = redacted(diagnosis, redactor)
     found = [redactor.redact(item) for item in found_in(evidence)]
-    yield "report.txt", report.text(clean, found=found) + "\n"
-    yield "report.md", report.markdown(clean, found)
+    did = None if incident is None else incident_report.done(incident, redactor)
+    yield "report.txt", report.text(clean, did=did, found=found) + "\n"
+    whole = report.markdown(clean, found) if incident is None else incident_report.markdown(incident, clean, redactor, found)
+    yield "report.md", whole
     yield "report.json", json.dumps(report.to_json_dict(clean, found), indent=1, ensure_ascii=False) + "\n"
     for source in sorted({item.source for item in evidence}, key=lambda source: source.value):
         lines = [redactor.redact(_line(item)) for item in evidence if item.source is source]

@@ -96,22 +96,23 @@ def headline(cause: Cause) -> str:
 
 
 def _citation(citation: Citation) -> dict[str, object]:
-    return {"source": citation.source.value, "line": citation.line, "text": citation.text, "time": _time(citation.time_s)}
+    return {"source": citation.source.value, "line": citation.line, "text": citation.text, "time": moment(citation.time_s)}
 
 
-def _time(time_s: float | None) -> str | None:
+def moment(time_s: float | None) -> str | None:
+    """In UTC, as all reports say it; None for no time, or one that no calendar has."""
     if time_s is None:
         return None
     try:
-        moment = datetime.datetime.fromtimestamp(time_s, tz=datetime.UTC)
+        found = datetime.datetime.fromtimestamp(time_s, tz=datetime.UTC)
     except (ValueError, OverflowError, OSError):  # a clock that says nonsense
         return None
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _place(citation: Citation) -> str:
     where = f"{citation.source.value}:{citation.line}" if citation.line else citation.source.value
-    stamp = _time(citation.time_s)
+    stamp = moment(citation.time_s)
     return where if stamp is None else f"{where} at {stamp}"
 
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from appliance.control.codec import diagnosis_from_json, evidence_from_json, rung_to_json, to_json
 from appliance.core.errors import ControlError
-from appliance.core.units import format_duration
-from appliance.diagnosis import report
+from appliance.diagnosis import incident_report
 from appliance.diagnosis.bundle import redacted, write_bundle
 from appliance.diagnosis.redact import Redactor
 from appliance.supervisor.daemon import Supervisor
@@ -89,7 +88,7 @@ def why_this_rung(rung: int, wants: int | None, newest_first: Sequence[Document]
         return "the setting that is configured"
     for incident in newest_first:
         if incident["rung_after"] == rung != incident["rung_before"]:
-            return f"{_basis(incident, Redactor())} ({incident['incident_id']})"
+            return f"{incident_report.basis(incident, Redactor())} ({incident['incident_id']})"
     return "a person chose it, or a safer one has held for long enough"
 
 
@@ -99,25 +98,16 @@ def told(incident: Document) -> Document:
     return {
         **{name: incident[name] for name in (*_KEPT, "rung_before", "rung_after")},
         "diagnosis": to_json(redacted(diagnosis_from_json(incident["diagnosis"]), redactor)),
-        "action": {"kind": incident["action"]["kind"], "basis": _basis(incident, redactor)},
+        "action": {"kind": incident["action"]["kind"], "basis": incident_report.basis(incident, redactor)},
         "requests": len(incident["inflight"]),
     }
 
 
-def _basis(incident: Document, redactor: Redactor) -> str:
-    """ "did X because Y (evidence Z)": X is in our own words, which are no secrets even where they look like some ("token: prompts")."""
-    did, because, reason = str(incident["action"]["basis"]).partition(" because ")
-    return did + redactor.redact(because + reason)
-
-
 def markdown_of(incident: Document) -> str:
     """The report to paste into an issue."""
-    shown = told(incident)
-    what = f"{shown['engine']} {shown['engine_version']}".strip()
-    head = f"# {shown['incident_id']}: {what} with {shown['model']}\n"
-    back = "not serving again yet" if shown["recovered_s"] is None else f"serving again after {format_duration(shown['recovered_s'])}"
-    body = report.markdown(diagnosis_from_json(shown["diagnosis"])).rstrip("\n")
-    return f"{head}\n{body}\n\nThe appliance {shown['action']['basis']}; {back}.\n"
+    redactor = Redactor()
+    verdict = redacted(diagnosis_from_json(incident["diagnosis"]), redactor)
+    return incident_report.markdown(incident, verdict, redactor)
 
 
 def bundle_of(incident: Document) -> str:
@@ -128,7 +118,7 @@ def bundle_of(incident: Document) -> str:
     """
     out = io.BytesIO()
     evidence = [evidence_from_json(item) for item in incident["evidence"]]
-    write_bundle(out, diagnosis_from_json(incident["diagnosis"]), evidence, now_s=time.time())
+    write_bundle(out, diagnosis_from_json(incident["diagnosis"]), evidence, now_s=time.time(), incident=incident)
     if out.tell() > BUNDLE_MAX_BYTES:
         command = f"appliancectl diagnose --incident {incident['incident_id']} --bundle OUT.tar.zst"
         raise ControlError(

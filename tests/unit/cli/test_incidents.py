@@ -2,14 +2,16 @@
 
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from appliance import __version__
 from appliance.control.codec import incident_to_json
 from appliance.core.causes import Cause
-from appliance.core.diagnosis import Citation, Confidence, Diagnosis
-from appliance.core.evidence import Source
+from appliance.core.diagnosis import ChainLink, Citation, Confidence, Diagnosis, Role
+from appliance.core.evidence import Evidence, Source
 from appliance.core.flight import FlightRecord, FlightSample
 from appliance.supervisor.incidents import IncidentStore
 
@@ -123,10 +125,32 @@ def test_diagnose_as_json_says_what_was_done(ctl, kept: Path) -> None:
 
 
 def test_diagnose_as_markdown_can_be_pasted(ctl, kept: Path) -> None:
-    """With what the appliance did at its end."""
+    """At its head whose incident it is and what ran, at its end what the appliance did: nobody has to ask back."""
     said = ctl("--state-dir", kept, "diagnose", "--markdown")
-    assert said.out.startswith("**cuda_oom_prefill**")
+    assert said.out.startswith("# inc-20231114-221323-abcd: native 0.1.0 with demo\n")
+    head = said.out.partition("**cuda_oom_prefill**")[0]
+    for row in (
+        "| when | 2023-11-14T22:13:23.000Z |",
+        "| engine | native 0.1.0 |",
+        "| model | demo |",
+        f"| appliance | {__version__} |",
+        "| generation | 3, after 3 min 20 s of service |",
+        "| rung | 0, then 1 |",
+        "| in flight | 1 request: /v1/completions with a prompt of 7 tokens, attempt 1, 0.50 s old |",
+    ):
+        assert row in head
     assert "The appliance restarted on the safer rung 1" in said.out
+
+
+def test_what_is_for_others_to_read_holds_no_secret(ctl, applianced, incident) -> None:
+    """An engine may print a key or a prompt: Markdown and bundle are told without; the owner's own screen is whole."""
+    secret = "sk-abcdefghijklmnopqrstuvwxyz012345"
+    cited = Citation(Source.ENGINE_LOG, 3, f"RuntimeError: api_key={secret}", 1_700_000_003.0)
+    verdict = Diagnosis(Cause.CUDA_ILLEGAL_ACCESS, Confidence.HIGH, "A kernel read where it must not.", cited)
+    document = incident_to_json(incident(diagnosis=verdict))
+    applianced.answers |= {"incidents": {"incidents": [document]}, "incident": {"incident": document}}
+    assert secret in ctl("--run-dir", applianced.run_dir, "diagnose").out
+    assert secret not in ctl("--run-dir", applianced.run_dir, "diagnose", "--markdown").out
 
 
 def test_a_requested_stop_is_no_crash(ctl, applianced, incident) -> None:
@@ -176,6 +200,38 @@ def test_patterns_for_programs(ctl, recurring: Path) -> None:
     assert batch["lift"] > 100
     assert not [one for one in kinds[0]["shared"] if one["feature"] == "kv_blocks_used" and one["value"] == ">= 200"]
     assert kinds[1]["shared"] == []
+
+
+CARDS = ("0000:01:00.0 RTX 3090", "0000:21:00.0 RTX 3090", "0000:41:00.0 RTX 3090", "0000:61:00.0 RTX 3090")
+
+
+def _xid(number: int, card: str) -> dict[str, object]:
+    """An incident of a card that fell off the bus under the newer of two drivers, after minutes of work."""
+    time_s = 1_700_000_000.0 + number
+    text = f"NVRM: Xid (PCI:{card[:12]}): 79, GPU has fallen off the bus."
+    root = Citation(Source.KERNEL_LOG, 0, text, time_s)
+    fields = {"diagnosis": Diagnosis(Cause.GPU_OFF_BUS, Confidence.HIGH, "The card is gone.", root, (ChainLink(Role.ROOT, "xid", root),))}
+    fields["evidence"] = (Evidence(Source.KERNEL_LOG, text, time_s, 0, data={"card": card}),)
+    return fields | {"flight": replace(_flight(time_s), driver="560.35", cards=CARDS)}
+
+
+def test_a_card_and_a_driver_that_crashes_share_are_told(ctl, tmp_path: Path, incident) -> None:
+    """Four times the same of four cards, always under the new driver; the other crashes were under the old one."""
+    store = IncidentStore(tmp_path, keep=100)
+    store.load()
+    for number in range(1, 5):
+        store.record(incident(number, **_xid(number, "0000:41:00.0")))
+    for number in range(5, 17):
+        store.record(incident(number, flight=replace(_flight(1_700_000_000.0 + number), driver="550.90", cards=CARDS)))
+    store.flush()
+    store.close()
+    kinds = json.loads(ctl("--state-dir", tmp_path, "incidents", "--patterns", "--json").out)["patterns"]
+    (lost,) = [kind for kind in kinds if kind["cause"] == "gpu_off_bus"]
+    shared = {(one["feature"], one["value"]): one for one in lost["shared"]}
+    assert shared["card", "= 0000:41:00.0 RTX 3090"]["crashes_with"] == 4
+    assert shared["driver", "= 560.35"]["crashes_with"] == 4
+    said = ctl("--state-dir", tmp_path, "incidents", "--patterns").out
+    assert "4 of 4 crashes had card = 0000:41:00.0 RTX 3090, against 16 of 64 healthy ones" in said
 
 
 def test_no_incidents_have_no_patterns(ctl, applianced) -> None:
