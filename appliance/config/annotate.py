@@ -7,6 +7,7 @@ edit is a line without its `#`. A test holds the committed file to this output.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ _HEAD = """\
 # After an edit: appliancectl config check. What is in force, and from where: appliancectl config show.
 """
 _WIDTH = 118
+_PAGE = re.compile(r"\bdocs/([a-z0-9-]+\.md)")
+_PAGES_DIR = "/usr/share/doc/llm-appliance"
+"""Where the package puts docs/ (packaging/debian/llm-appliance.docs)."""
 _SIZES = (("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1))
 _DURATIONS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -31,6 +35,11 @@ _DURATIONS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 def annotated() -> str:
     """The whole file."""
     return "\n".join([_HEAD, *(line for table, kind in tables().items() for line in _table(table, kind))])
+
+
+def installed(text: str) -> str:
+    """With the pages of the documentation named as they lie on a machine with the package."""
+    return _PAGE.sub(rf"{_PAGES_DIR}/\1", text)
 
 
 def toml_value(value: Any, facts: KeyFacts) -> str:
@@ -57,7 +66,8 @@ def _table(table: str, kind: type) -> Iterator[str]:
     yield f"[{table}]"
     for name, key_field in keys_of(kind).items():
         facts = facts_of(key_field)
-        yield from textwrap.wrap(f"{facts.doc} {legal_words(facts)}", _WIDTH, initial_indent="# ", subsequent_indent="# ")
+        words = installed(f"{facts.doc} {legal_words(facts)}")
+        yield from textwrap.wrap(words, _WIDTH, break_on_hyphens=False, initial_indent="# ", subsequent_indent="# ")
         yield f"#{name} = {toml_value(key_field.default, facts)}"
     yield ""
 

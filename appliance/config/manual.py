@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from appliance.config.annotate import legal_words, toml_value
+from appliance.config.annotate import installed, legal_words, toml_value
 from appliance.config.schema import facts_of, keys_of, tables
 
 _HEAD = """\
@@ -52,7 +52,7 @@ def _table(table: str, kind: type) -> Iterator[str]:
     yield from (f".SH [{table.upper()}]", _escaped(f"{said[:1].upper()}{said[1:]}"))
     for name, key_field in keys_of(kind).items():
         facts = facts_of(key_field)
-        words = f"{facts.doc} {legal_words(facts)}".strip()
+        words = installed(f"{facts.doc} {legal_words(facts)}".strip())
         default = f"Default: {toml_value(key_field.default, facts)}"
         yield from (".TP", f".B {_escaped(name)}", _escaped(words), ".br", _escaped(default))
 

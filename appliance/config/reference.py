@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 
 from appliance.config.annotate import legal_words, toml_value
 from appliance.config.schema import facts_of, keys_of, tables
 
+_PAGE = re.compile(r"\bdocs/([a-z0-9-]+)\.md")
 _HEAD = """\
 # Configuration reference
 
@@ -40,7 +42,7 @@ def _table(table: str, kind: type) -> Iterator[str]:
 
 
 def _cell(words: str) -> str:
-    return words.replace("|", "\\|").replace("<", "&lt;")
+    return _PAGE.sub(r"[\1](\1.md)", words.replace("|", "\\|").replace("<", "&lt;"))
 
 
 if __name__ == "__main__":

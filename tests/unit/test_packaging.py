@@ -36,6 +36,17 @@ def test_every_data_file_is_listed() -> None:
         assert any(file.match(pattern) for pattern in data.get(package, [])), f"{file.relative_to(ROOT)} would not be installed"
 
 
+def test_a_page_that_the_installed_files_name_is_in_the_package() -> None:
+    """Whoever reads appliance.toml or a manual page on a machine with the package finds what they point to."""
+    files = [ROOT / "etc/appliance.toml", *(ROOT / "docs/man").glob("*.[1-8]")]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files).replace("\\-", "-")
+    cited = set(re.findall(r"/usr/share/doc/llm-appliance/([\w.-]+\.md)", text))
+    assert len(cited) > 2
+    assert [name for name in sorted(cited) if not (ROOT / "docs" / name).is_file()] == []
+    assert re.findall(r"(?<![\w/])docs/[\w-]+\.md", text) == [], "a path of the checkout"
+    assert "docs/*.md" in (ROOT / "packaging/debian/llm-appliance.docs").read_text(encoding="utf-8").splitlines()
+
+
 def _folder(package: str) -> Path:
     top, *below = package.split(".")
     return ROOT.joinpath({"appliance": "appliance", "appliance_kernels": "kernels"}[top], *below)
