@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from appliance.cli.checks.machine import Finding, Level, Machine
+from appliance.cli import setup_config
+from appliance.cli.checks.machine import Finding, Level, Machine, ok, warn
 from appliance.cli.findings import as_row, say_finding
 from appliance.cli.place import Place, serving_state_dir
 from appliance.cli.printing import bad, faint, good, say, say_json
@@ -51,9 +52,10 @@ def check(place: Place, assignments: tuple[str, ...], as_json: bool) -> ExitCode
     file = str(place.config_file() or BUILT_IN)
     found: list[Finding] = []
     try:
-        loaded = place.load(assignments).config
+        loaded = place.load(assignments)
         errors: list[str] = []
-        found += findings_of(loaded, place)
+        found += [*unread_drop_ins(place), *shadows(loaded, place)]
+        found += findings_of(loaded.config, place)
     except ConfigError as error:
         errors = str(error).splitlines()
     failed = bool(errors) or any(finding.level is Level.FAIL for finding in found)
@@ -69,6 +71,26 @@ def check(place: Place, assignments: tuple[str, ...], as_json: bool) -> ExitCode
     elif not failed:
         say(f"{good('ok')} {file}")
     return ExitCode.BAD if failed else ExitCode.OK
+
+
+def shadows(loaded: LoadedConfig, place: Place) -> Iterator[Finding]:
+    """Values that are not in force because a later drop-in says another: what drop-ins are for, over appliance.toml and setup's."""
+    for one in loaded.shadowed:
+        key_field = keys_of(tables()[one.name.partition(".")[0]])[one.name.partition(".")[2]]
+        value = toml_value(one.value, facts_of(key_field))
+        reason = f"{value} of {one.file} is not in force: {one.by} says another"
+        if one.file == str(place.config_file()) or Path(one.file).name == setup_config.NAME:
+            yield ok(one.name, reason)
+        else:
+            yield warn(one.name, reason, f"keep one of the two; {Path(one.by).name} wins, as its name comes later")
+
+
+def unread_drop_ins(place: Place) -> Iterator[Finding]:
+    """Files that somebody meant to be read, as systemd's own drop-ins end in .conf."""
+    file = place.config_file()
+    folder = None if file is None else file.parent / "conf.d"
+    for meant in sorted(folder.glob("[!.]*.conf")) if folder is not None and folder.is_dir() else ():
+        yield warn(str(meant), "is not read: its name does not end in .toml", f"mv {meant} {meant.with_suffix('.toml')}")
 
 
 def findings_of(config: Config, place: Place) -> Iterator[Finding]:

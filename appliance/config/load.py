@@ -20,11 +20,22 @@ BUILT_IN = "built-in default"
 
 
 @dataclass(frozen=True, slots=True)
+class Shadowed:
+    """A value that a later file has replaced by another: `file` says it in vain, `by` is in force (where nothing later is)."""
+
+    name: str
+    value: Any
+    file: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedConfig:
     """A Config and where each value came from: "table.key" → file path, "command line" or "built-in default"."""
 
     config: Config
     origins: Mapping[str, str]
+    shadowed: Sequence[Shadowed] = ()
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -> LoadedConfig:
@@ -39,8 +50,11 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     errors: list[str] = []
+    shadowed: list[Shadowed] = []
     for file in _files(path, errors):
         for name, value in _read(file, errors).items():
+            if name in values and values[name] != value:
+                shadowed.append(Shadowed(name, values[name], origins[name], str(file)))
             values[name] = value
             origins[name] = str(file)
     for name, value in (overrides or {}).items():
@@ -52,7 +66,7 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -
     errors.extend(_contradictions(config))
     if errors:
         raise ConfigError("\n".join(errors))
-    return LoadedConfig(config, {name: origins.get(name, BUILT_IN) for name in _all_names()})
+    return LoadedConfig(config, {name: origins.get(name, BUILT_IN) for name in _all_names()}, tuple(shadowed))
 
 
 def _files(path: Path | None, errors: list[str]) -> Sequence[Path]:

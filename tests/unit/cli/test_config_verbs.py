@@ -74,3 +74,33 @@ def test_show_of_a_broken_file_is_the_errors(ctl, tmp_path: Path) -> None:
     said = ctl("--config", _file(tmp_path, "[gateway]\nprot = 1\n"), "config", "show")
     assert (said.code, said.out) == (1, "")
     assert "did you mean gateway.port?" in said.err
+
+
+def test_check_names_what_a_later_drop_in_shadows(ctl, tmp_path: Path) -> None:
+    """Which file wins. A warning between two that somebody wrote, a word where a drop-in does what it is for, nothing where both agree."""
+    path = _file(tmp_path, "[gateway]\nport = 0\n[engine]\nmax_running = 2\n")
+    folder = tmp_path / "conf.d"
+    folder.mkdir()
+    (folder / "50-setup.toml").write_text("[engine]\nkv_pool_bytes = '64MiB'\n")
+    (folder / "60-mine.toml").write_text("[engine]\nkv_pool_bytes = '128MiB'\nmax_running = 3\n[admission]\nqueue_size = 5\n")
+    (folder / "70-other.toml").write_text("[admission]\nqueue_size = 6\n[engine]\nmax_running = 3\n")
+    said = ctl("--config", path, "config", "check")
+    assert said.code == 0
+    assert f"ok   engine.max_running: 2 of {path} is not in force: {folder}/60-mine.toml says another" in said.out
+    assert f'ok   engine.kv_pool_bytes: "64MiB" of {folder}/50-setup.toml is not in force' in said.out
+    assert f"warn admission.queue_size: 5 of {folder}/60-mine.toml is not in force: {folder}/70-other.toml says another" in said.out
+    assert "70-other.toml wins" in said.out
+    assert said.out.count("not in force") == 3
+
+
+def test_check_names_a_drop_in_that_is_not_read(ctl, tmp_path: Path) -> None:
+    """Its name does not end in .toml; what editors and dpkg leave behind is nobody's drop-in."""
+    path = _file(tmp_path, "[gateway]\nport = 0\n")
+    folder = tmp_path / "conf.d"
+    folder.mkdir()
+    for name in ("60-network.conf", "60-a.toml~", "60-a.toml.dpkg-old", ".60-a.toml.swp", "README"):
+        (folder / name).write_text("[gateway]\nport = 1\n")
+    said = ctl("--config", path, "config", "check")
+    assert [line for line in said.out.splitlines() if "not read" in line] == [
+        f"warn {folder}/60-network.conf: is not read: its name does not end in .toml"
+    ]
