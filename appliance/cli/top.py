@@ -15,7 +15,7 @@ from appliance.cli import terminal
 from appliance.cli.gateway_address import gateway_url, key_in
 from appliance.cli.place import Place
 from appliance.cli.printing import say, say_json
-from appliance.cli.top_feed import Feed
+from appliance.cli.top_feed import KEY_CURE, Feed
 from appliance.cli.top_screen import screen
 from appliance.cli.verbs import Verb
 from appliance.core.errors import ExitCode, Unreachable
@@ -75,7 +75,9 @@ def _wait_first(feed: Feed) -> None:
     while not feed.view.heard_s and time.monotonic() < due_s and not feed.changed.is_set():
         feed.changed.wait(0.1)
     if not feed.view.heard_s:
-        raise Unreachable(feed.view.problem, hint="is the appliance running? `appliancectl status`, or name the gateway with --url")
+        wants_key = KEY_CURE in feed.view.problem
+        hint = None if wants_key else "is the appliance running? `appliancectl status`, or name the gateway with --url"
+        raise Unreachable(feed.view.problem, hint=hint)
     while not (feed.view.machine and feed.view.ladder) and time.monotonic() < due_s and not _applianced_away(feed):
         time.sleep(0.05)
     time.sleep(SETTLE_S)

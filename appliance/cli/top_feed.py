@@ -21,6 +21,7 @@ PATH = "/status/events"
 SILENT_S = 5.0
 """The gateway says something each second."""
 PAUSE_S = 1.0
+KEY_CURE = "name a file whose only line is one: --api-key-file FILE"
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ class Feed:
             connection.request("GET", PATH, headers=self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                raise ValueError(_message(answer.status, answer.read(100_000)))
+                raise ValueError(_refusal(answer.status, answer.read(100_000)))
             name = ""
             for line in answer:
                 if line.startswith(b"event: "):
@@ -151,11 +152,13 @@ class Feed:
         self.view.take("flight", flight)
 
 
-def _message(status: int, body: bytes) -> str:
+def _refusal(status: int, body: bytes) -> str:
+    """In its own words, but for how a key is sent: that is our business."""
     try:
-        return str(json.loads(body)["error"]["message"])
+        words = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"it answered {status}"
+    return f"{words.partition('; ')[0]}; {KEY_CURE}" if status == 401 else words
 
 
 def _words(url: str, error: Exception) -> str:

@@ -41,12 +41,18 @@ def _head(view: View, width: int) -> Iterator[str]:
 
 def _warnings(view: View, width: int, now_s: float) -> Iterator[str]:
     if view.problem:
-        yield uncertain(_cut(f"! {view.problem}", width))
+        yield from _whole(view.problem, width)
     if view.heard_s and now_s - view.heard_s > OLD_S:
         yield uncertain(_cut(f"! nothing was heard for {now_s - view.heard_s:.0f} s: what stands here is old", width))
     away = (view.now.get("applianced") or {}).get("problem")
     if away:
-        yield uncertain(_cut(f"! applianced does not answer: {away}", width))
+        yield from _whole(f"applianced does not answer: {away}", width)
+
+
+def _whole(words: str, width: int) -> Iterator[str]:
+    """What is wrong, to its end: the cure stands there."""
+    for line in textwrap.wrap(f"! {words}", max(width, 20), subsequent_indent="  "):
+        yield uncertain(line)
 
 
 def _machine(view: View, width: int) -> Iterator[str]:

@@ -167,5 +167,7 @@ async def test_with_keys_it_needs_one(run_dir: Path) -> None:
         with_key = await said(run_dir, "--once", "--url", url, "--api-key-file", str(run_dir / "key"))
     assert without[0] == 3
     assert "needs an API key" in without[2]
+    assert "--api-key-file FILE" in without[2]
+    assert "Bearer" not in without[2], "how a key is sent is our business"
     assert with_key[0] == 0
     assert (await said(run_dir, "--once", "--url", "nowhere"))[0] == 1

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.cli.top_feed import View
+from appliance.cli.top_feed import KEY_CURE, View
 from appliance.cli.top_screen import screen
 from tests.fakes.scripted_box import flight_since, incident, rungs
 
@@ -103,3 +103,13 @@ def test_it_needs_nothing_to_be_known(view: View) -> None:
     """Before the first word, and of applianced alone."""
     lines = plain(view)
     assert lines[0].startswith(view.machine.get("state") or "not heard yet")
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_what_is_wrong_is_told_to_its_end(width: int) -> None:
+    """The cure stands there: it is not cut off at the edge of a window of 80 columns."""
+    view = View(heard_s=NOW_S)
+    view.problem = f"the gateway at http://127.0.0.1:8000: this endpoint needs an API key, and the request has none; {KEY_CURE}"
+    lines = [click.unstyle(line) for line in screen(view, width, 24, NOW_S)]
+    assert KEY_CURE in " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width
