@@ -8,7 +8,6 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -34,16 +33,15 @@ from appliance.supervisor.flight_recorder import FlightRecorder
 from appliance.supervisor.forensic_bench import ForensicBench
 from appliance.supervisor.gpu_watch import GpuWatch
 from appliance.supervisor.groups import Delegation, Groups
-from appliance.supervisor.hang import HangLimits
 from appliance.supervisor.history import History
 from appliance.supervisor.hook import run_hook
 from appliance.supervisor.incidents import IncidentStore, Memory
+from appliance.supervisor.launching import probe_settings, spare_wish
 from appliance.supervisor.life import EngineLife, Surroundings
 from appliance.supervisor.log_ring import LogLine, LogRing
 from appliance.supervisor.machine import MachineState, Purpose, publication_of, step
 from appliance.supervisor.notify import Notifier
 from appliance.supervisor.policy import rung_for_refused
-from appliance.supervisor.probe import ProbeSettings
 from appliance.supervisor.reboot import reboot
 from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.roll_back import go_back_to
@@ -289,11 +287,10 @@ class Supervisor:
         self._finish_life()
         try:
             spec = self.backend.launch_spec(self.config, effect.rung, effect.generation, self.run_dir.path)
+            spec = self.gpu.fitted(spec, self.config) if self.state.uses_gpu else spec
         except ApplianceError as error:
             self.post(ev.PlanFailed(effect.generation, cannot_plan(error), incident_id()))
         else:
-            if self.state.uses_gpu:
-                spec = replace(spec, env={**spec.env, **self.cards.environment()})
             self.post(ev.Planned(effect.generation, self.bench.make_room(self.bench.fit(spec, effect.generation))))
 
     def _spawn(self, effect: ev.Spawn) -> None:
@@ -304,11 +301,7 @@ class Supervisor:
         self.desk.add_launch(launch_facts(self.config, effect.spec))
         life = EngineLife(effect.generation, effect.spec, self._around)
         self.life = life
-        supervisor = self.config.supervisor
-        limits = HangLimits(supervisor.hang_floor_s, supervisor.hang_ceiling_s)
-        canary, voice = self.backend.proof(self.config), self.backend.voice
-        every_s, timeout_s = supervisor.probe_interval_s, supervisor.probe_timeout_s
-        probes = ProbeSettings(every_s, timeout_s, limits, supervisor.start_stall_s, supervisor.canary_s, canary, voice)
+        probes = probe_settings(self.config, self.backend)
         ring = LogRing(self.config.diagnosis.log_ring_lines)
         limits_told = self.backend.limits(self.config, effect.spec.rung)
         life.begin(lambda: self._groups.of_life(effect.generation), ring, probes, limits_told, self.spares.take(effect.spec))
@@ -326,17 +319,7 @@ class Supervisor:
         return rung_for_refused(self.state.history, self.state.ladder) is None
 
     def _wish(self) -> Wish:
-        state = self.state
-        if state.state in (EngineState.PARKED, EngineState.STOPPED):
-            return Wish(None, why_not=f"none while {state.state.value}")
-        if not self.config.engine.warm_spare:
-            return Wish(None, why_not="none: engine.warm_spare is false")
-        try:
-            plain = self.backend.launch_spec(self.config, state.rung, state.generation + 1, self.run_dir.path)
-            spec = self.bench.fit(plain, state.generation + 1).spare
-        except ApplianceError as error:
-            return Wish(None, why_not=f"none: {error}")
-        return Wish(spec, state.answering, "" if spec is not None else f"none: the {self.backend.name} engine cannot have one")
+        return spare_wish(self.state, self.config, self.backend, self.bench, self.run_dir.path)
 
     # -- ending ----------------------------------------------------------------------------------------------------------
 
