@@ -52,6 +52,7 @@ def kinds_of(incidents: Sequence[Incident]) -> list[Kind]:
         strangers = [request for incident in incidents if incident not in members for request in incident.inflight]
         shared = (
             *patterns([_load(incident, sample) for incident in members for sample in _samples(incident)[-1:]], healthy_load),
+            *patterns([{"card": _card_of(incident)} for incident in members if _card_of(incident)], _cards(incidents)),
             *patterns(_requests(members), [_request(request) for request in strangers]),
         )
         kinds.append(Kind(value, words, tuple(members), shared if value else ()))
@@ -92,6 +93,8 @@ def _load(incident: Incident, sample: FlightSample) -> Features:
     """What was going on in that second, and in whose life."""
     age_s = sample.time_s - (incident.time_s - incident.uptime_s)
     life: dict[str, float | str] = {"engine": f"{incident.engine} {incident.engine_version}".strip(), "rung": incident.rung_before}
+    if incident.flight is not None and incident.flight.driver:
+        life["driver"] = incident.flight.driver
     if incident.uptime_s and age_s >= 0:  # an earlier life's second otherwise, whose beginning nobody has kept
         life["minutes since its start"] = age_s // 60
     return life | {
@@ -101,6 +104,20 @@ def _load(incident: Incident, sample: FlightSample) -> Features:
         "temperature_c": sample.temperature_c,
         "block_violations": sample.block_violations,
     }
+
+
+def _card_of(incident: Incident) -> str:
+    """The card that the kernel's lines which the verdict cites are about; empty where they name none, or several."""
+    cited = {link.citation.text for link in incident.diagnosis.chain}
+    named = {str(item.data["card"]) for item in incident.evidence if item.data.get("card") and item.text in cited}
+    address = named.pop() if len(named) == 1 else ""
+    seen = () if incident.flight is None else incident.flight.cards
+    return next((card for card in seen if address and card.startswith(address)), address)
+
+
+def _cards(incidents: Sequence[Incident]) -> list[Features]:
+    """Every card that could have been it, once for each incident."""
+    return [{"card": card} for incident in incidents if incident.flight is not None for card in incident.flight.cards]
 
 
 def _request(request: InflightRequest) -> dict[str, float | str]:

@@ -43,6 +43,10 @@ class FlightRecord:
     power_w: tuple[float, ...]
     vram_total_bytes: int = 0
     """Of all cards together; 0 where it is not known."""
+    driver: str = ""
+    """Of the cards; empty where there are none, or nobody says."""
+    cards: tuple[str, ...] = ()
+    """What stands in the box, as `address name`."""
 
     @classmethod
     def of(cls, samples: Iterable[FlightSample], vram_total_bytes: int = 0) -> FlightRecord:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.core.flight import FlightRecord, FlightSample
 from appliance.gpu.nvml import NvmlGpu, NvmlReport
@@ -35,6 +35,7 @@ class FlightRecorder:
         self._uses_gpu = uses_gpu
         self._samples: deque[FlightSample] = deque(maxlen=KEPT)
         self._cards: deque[CardsSample] = deque(maxlen=KEPT)
+        self._driver = ""
 
     async def run(self) -> None:
         """For ever. An NVML that hangs costs samples, not the service."""
@@ -46,12 +47,16 @@ class FlightRecorder:
                 self._samples.append(self._sample(report, counters or Counters()))
             if report is not None and _heard(report):
                 self._cards.append(CardsSample(round(time.time(), 1), tuple(gpu for gpu in report.gpus if gpu.problem is None)))
+                self._driver = report.driver or self._driver
 
     @property
     def record(self) -> FlightRecord | None:
         """What an incident keeps."""
-        total_bytes = sum(gpu.total_bytes for gpu in self._cards[-1].gpus) if self._cards else 0
-        return FlightRecord.of(self._samples, total_bytes) if self._samples else None
+        if not self._samples:
+            return None
+        gpus = self._cards[-1].gpus if self._cards else ()
+        record = FlightRecord.of(self._samples, sum(gpu.total_bytes for gpu in gpus))
+        return replace(record, driver=self._driver, cards=tuple(f"{gpu.address} {gpu.name}".strip() for gpu in gpus))
 
     def since(self, time_s: float) -> tuple[FlightRecord, tuple[CardsSample, ...]]:
         """What was sampled after that moment: the sums, and card by card."""

@@ -64,6 +64,14 @@ async def test_cards_and_engine_are_sampled_together() -> None:
     assert (sample.running, sample.waiting, sample.kv_blocks_used, sample.block_violations) == (2, 3, 4, 5)
 
 
+async def test_the_record_names_driver_and_cards() -> None:
+    """What crashes may have in common; an answer without a driver's version takes none away."""
+    cards = (NvmlGpu("0000:01:00.0", name="NVIDIA GeForce RTX 3090"), NvmlGpu("0000:41:00.0"))
+    record = (await recorded(NvmlReport(driver="550.90.07", gpus=cards), NvmlReport(gpus=cards))).record
+    assert record is not None
+    assert (record.driver, record.cards) == ("550.90.07", ("0000:01:00.0 NVIDIA GeForce RTX 3090", "0000:41:00.0"))
+
+
 async def test_an_nvml_that_hangs_does_not_empty_the_cards() -> None:
     """What was known last stands, so that silence is not taken for a swing of 23 GiB; what did swing is told."""
     recorder = await recorded(gpus(23_000, 100), NvmlReport(hung=True, problem="hung"), counters=Counters())
