@@ -134,11 +134,21 @@ def _no_fault_of_ours(event: Event, case: Case) -> str | None:
         return None
     if case.engine == "native" and case.exit.signal in ("SIGKILL", "SIGTERM"):
         return f"the engine is one process, and ended by {case.exit.signal}"
+    if not _is_known(event, case):
+        known = next((other for other in case.named("segfault_line") if _is_known(other, case)), None)
+        if known is not None:
+            return f"line {known.evidence.line} is about the engine's own process"
     own = next((other for other in case.named("segfault_native") if other.source is Source.ENGINE_LOG), None)
     later_s = None if own is None else distance_s(own.evidence, event.evidence)
     if later_s is None or later_s <= FAULT_ENDS_S:
         return None
     return f"the engine went on for {later_s:.0f} s, until a fault of its own"
+
+
+def _is_known(event: Event, case: Case) -> bool:
+    """The kernel's line names a process that is known to be the engine's."""
+    pid = str(event.fields.get("pid") or "")
+    return event.evidence.data.get("of_engine") is True or (pid.isdecimal() and int(pid) in case.engine_pids)
 
 
 def heap_corruption(event: Event, _case: Case) -> Event:

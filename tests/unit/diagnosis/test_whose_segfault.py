@@ -39,3 +39,21 @@ def test_the_built_in_engine_does_not_end_by_sigkill_of_a_fault() -> None:
     """It is one process: whoever killed it, the neighbour's fault did not. SGLang's tree is killed by its parent."""
     assert verdict(99.8, "SIGKILL", fatal=False).cause is Cause.KILLED_UNKNOWN
     assert verdict(99.8, "SIGKILL", fatal=False, engine="sglang").cause is Cause.SEGFAULT_NATIVE
+
+
+NEIGHBOUR = "python3[12627]: segfault at 0 ip 00007f10 sp 00007ffd error 4 in libc.so.6[7f1000+1000]"
+OWN = "python3[4711]: segfault at 8 ip 00007e77 sp 00007ffe error 6 in libcuda.so.550[7e7000+1000]"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("how", ["told", "logged"])
+def test_of_two_faults_in_one_moment_the_engine_s_own_is_quoted(order: int, how: str) -> None:
+    """A neighbour of the same name dies within the same second; applianced knows the number, or the log gives it."""
+    kernel = [
+        Evidence(Source.KERNEL_LOG, NEIGHBOUR, 99.1, 1),
+        Evidence(Source.KERNEL_LOG, OWN, 99.7, 2, data={"of_engine": True} if how == "told" else {}),
+    ]
+    started = Evidence(Source.ENGINE_LOG, "INFO:     Started server process [4711]" if how == "logged" else "INFO:     ready", 10.0, 1)
+    died = Evidence(Source.ENGINE_LOG, FATAL, 100.0, 9)
+    found = diagnose([started, *kernel[::order], died, Evidence(Source.EXIT, "", 100.3, data={"signal": "SIGSEGV"})])
+    assert (found.cause, found.root.text) == (Cause.SEGFAULT_NATIVE, OWN)
