@@ -1,4 +1,5 @@
-"""An engine's own words: a line without what a client put into it, and without the echo of source code.
+"""An engine's own words: a line without what a client put into it, without the echo of source code, and without what our own
+supervisor quotes: in the journal its sentences stand between the engine's lines, and name the evidence that they stand on.
 
 A prompt or a path in a log must neither look like a fault to a person's `diagnose` nor make the supervisor kill the engine:
 anybody may send a prompt that says "Fatal Python error".
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-_MARKS = ("HTTP/", "request", "Request", "prompt", "Req(", "ReqInput", "| GET", "| POST", "| HEAD", "| DELETE", "| PUT", "  raise ")
+_OURS = ("(evidence ", " confidence=")
+_MARKS = ("HTTP/", "request", "Request", "prompt", "Req(", "ReqInput", "| GET", "| POST", "| HEAD", "| DELETE", "| PUT", "  raise ", *_OURS)
 _REQUEST_LINE = re.compile(
     r"(?<=[\"\s])((?:GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) )[^\"\n]{1,4000}?(?= HTTP/\d|\"|\s\d{1,3}(?:\.\d{1,3}){3} \d{3})"
 )
@@ -21,6 +23,9 @@ _REQUEST_BODY = re.compile(_BODY, re.DOTALL)
 _REQUEST_BODIES = re.compile(_BODY.encode())
 _RAISE = re.compile(r"(\s{3}raise )[\w.]{1,80}\(.*", re.DOTALL)
 """A traceback's quotation of the statement that raises: the sentence itself comes two lines later, with its numbers."""
+_REASON = re.compile(r"( because ).{1,4000}?\(evidence [a-z_]{2,20}(?: line \d+)?: .*", re.DOTALL)
+_VERDICT = re.compile(r".*( cause=[a-z_]{2,40} confidence=(?:high|medium|low)\b)", re.DOTALL)
+"""applianced's "did X because Y (evidence Z)", and its verdict: what they tell of has been said before, where it happened."""
 
 
 def before_body(line: bytes) -> bytes:
@@ -32,9 +37,11 @@ def before_body(line: bytes) -> bytes:
 
 
 def own_words(line: str) -> str:
-    """The line with request paths and bodies, and a quoted `raise`, taken out; other lines as they are."""
+    """The line with request paths and bodies, a quoted `raise` and quoted evidence taken out; other lines as they are."""
     if not any(mark in line for mark in _MARKS):
         return line
+    line = _REASON.sub(lambda match: f"{match[1]}...", line)
+    line = _VERDICT.sub(lambda match: f"...{match[1]}", line)
     line = _RAISE.sub(lambda match: f"{match[1]}...", line)
     line = _REQUEST_BODY.sub(lambda match: f"{match[1]}...", line)
     line = _GIN_PATH.sub(lambda match: f'{match[1]}"..."', line)

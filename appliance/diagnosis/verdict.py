@@ -10,7 +10,7 @@ from appliance.core.diagnosis import ChainLink, Citation, Confidence, Diagnosis,
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.case import Case, exit_of
 from appliance.diagnosis.catalogue import Catalogue, load_catalogue
-from appliance.diagnosis.causality import Verdict, decide, explains
+from appliance.diagnosis.causality import CLOCK_SLACK_S, Verdict, decide, distance_s, explains
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.harmless import harmless
 from appliance.diagnosis.pattern import Kind
@@ -94,11 +94,11 @@ def _confidence(root: Event, verdict: Verdict) -> Confidence:
 
 
 def _chain(root: Event, case: Case) -> tuple[ChainLink, ...]:
-    """The root, what is the same event, what follows from it; at most a dozen links, in order."""
+    """The root, what is the same event, what follows from it; at most a dozen links, in the order of their clocks."""
     best: dict[tuple[str, str], ChainLink] = {}
-    for event in case.events:
+    for event in _in_order(case.events, root):
         role = _role(event, root)
-        if role is None or not event.text:
+        if role is None or not event.text or (role is Role.CONSEQUENCE and _stood_before(event, root)):
             continue
         key = (event.source.value, event.text)
         if key not in best or _STRENGTH.index(role) < _STRENGTH.index(best[key].role):
@@ -108,6 +108,28 @@ def _chain(root: Event, case: Case) -> tuple[ChainLink, ...]:
     rest = [link for link in links if link.role is not Role.ROOT]
     ordered = roots + rest if not root.cause or not root.cause.is_ok else rest or roots
     return tuple(link for link in ordered if link.citation.text)[:CHAIN_LINKS]
+
+
+def _in_order(events: Sequence[Event], root: Event) -> list[Event]:
+    """By what their clocks say; a line without one stays behind the line of its source that it follows."""
+    latest: dict[Source, float] = {}
+
+    def moment(event: Event) -> float:
+        later_s = distance_s(event.evidence, root.evidence) if _same_clock(event, root) else None
+        latest[event.source] = latest.get(event.source, 0.0) if later_s is None else later_s
+        return latest[event.source]
+
+    return sorted(events, key=moment)
+
+
+def _stood_before(event: Event, root: Event) -> bool:
+    """Another line said it well before the root: it follows from something else."""
+    later_s = distance_s(event.evidence, root.evidence) if _same_clock(event, root) else None
+    return later_s is not None and later_s < -CLOCK_SLACK_S
+
+
+def _same_clock(event: Event, root: Event) -> bool:
+    return bool(event.evidence.data.get("zone_unknown")) is bool(root.evidence.data.get("zone_unknown"))
 
 
 def _role(event: Event, root: Event) -> Role | None:
