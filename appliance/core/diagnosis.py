@@ -69,6 +69,7 @@ class Diagnosis:
         safer_config: engine-neutral key → new value or move ("mem_fraction": "0.95 -> 0.93"), empty where
             no setting helps.
         numbers: what was asked for, free, in use..., bytes or seconds by name (`asked_bytes`, `free_bytes`).
+        doubts: what speaks against being sure; empty where `confidence` is HIGH.
     """
 
     cause: Cause
@@ -80,6 +81,7 @@ class Diagnosis:
     remedies: tuple[str, ...] = ()
     safer_config: tuple[tuple[str, str], ...] = ()
     numbers: tuple[tuple[str, float], ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def crashed(self) -> bool:

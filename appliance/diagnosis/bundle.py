@@ -82,6 +82,7 @@ def redacted(diagnosis: Diagnosis, redactor: Redactor) -> Diagnosis:
         root=None if diagnosis.root is None else cited(diagnosis.root),
         chain=tuple(ChainLink(link.role, link.label, cited(link.citation)) for link in diagnosis.chain),
         refuted=tuple(map(ruled_out, diagnosis.refuted)),
+        doubts=tuple(map(redactor.redact, diagnosis.doubts)),
     )
 
 

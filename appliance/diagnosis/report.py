@@ -21,6 +21,7 @@ def to_json_dict(diagnosis: Diagnosis, found: Sequence[str] = ()) -> dict[str, o
         "sentence": diagnosis.sentence,
         "root": None if diagnosis.root is None else _citation(diagnosis.root),
         "chain": [{"role": link.role.value, "label": link.label, **_citation(link.citation)} for link in diagnosis.chain],
+        "doubts": list(diagnosis.doubts),
         "refuted": [
             {"cause": item.cause.label, "reason": item.reason, "evidence": None if item.citation is None else _citation(item.citation)}
             for item in diagnosis.refuted
@@ -49,6 +50,8 @@ def text(diagnosis: Diagnosis, *, did: str | None = None, found: Sequence[str] =
             *(f"  {link.role.value:<12} {_place(link.citation)}  {_quote(link.citation.text)}" for link in diagnosis.chain),
             "",
         ]
+    if diagnosis.doubts:
+        lines += ["Not certain, because", *(f"  {doubt}" for doubt in diagnosis.doubts), ""]
     if diagnosis.refuted:
         lines += ["Refuted", *(f"  {item.cause.label}: {item.reason}" for item in diagnosis.refuted), ""]
     if found:
@@ -72,6 +75,8 @@ def markdown(diagnosis: Diagnosis, found: Sequence[str] = ()) -> str:
         lines += ["| role | where | line |", "|---|---|---|"]
         lines += [f"| {link.role.value} | {_place(link.citation)} | `{_cell(link.citation.text)}` |" for link in diagnosis.chain]
         lines.append("")
+    if diagnosis.doubts:
+        lines += ["Not certain, because:", *(f"- {doubt}" for doubt in diagnosis.doubts), ""]
     if diagnosis.refuted:
         lines += ["Refuted:", *(f"- `{item.cause.label}`: {item.reason}" for item in diagnosis.refuted), ""]
     if found:

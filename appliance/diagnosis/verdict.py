@@ -11,6 +11,7 @@ from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.case import Case, exit_of
 from appliance.diagnosis.catalogue import Catalogue, load_catalogue
 from appliance.diagnosis.causality import CLOCK_SLACK_S, Verdict, decide, distance_s, explains
+from appliance.diagnosis.confidence import confidence_of, doubts_of
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.harmless import harmless
 from appliance.diagnosis.pattern import Kind
@@ -26,8 +27,6 @@ CHAIN_LINKS = 12
 _UNTOLD = frozenset({Source.EXIT, Source.STOP_LEDGER})
 """What is given in words beside files."""
 _RAISED = ("exception", "broken_invariant", "usage_error")
-_BY_ABSENCE = frozenset({Cause.KILLED_UNKNOWN, Cause.HOST_POWER_RESET})
-"""Causes that rest on what is not on record, which may only be missing from what was given."""
 _STRENGTH = (Role.ROOT, Role.SAME_EVENT, Role.CONSEQUENCE, Role.EVENT, Role.SYMPTOM)
 """A line that is two things is shown as the stronger."""
 
@@ -45,11 +44,11 @@ def diagnose(
     root = verdict.root or harmless(case)
     if root is None or root.cause is None:
         return _unknown(case, verdict)
-    confidence = _confidence(root, verdict)
+    doubts = doubts_of(root, verdict, case, catalogue or load_catalogue())
     advice = advise(root, case)
     return Diagnosis(
         cause=root.cause,
-        confidence=confidence,
+        confidence=confidence_of(doubts),
         sentence=advice.sentence,
         root=cite(root) if root.text else None,
         chain=_chain(root, case),
@@ -57,6 +56,7 @@ def diagnose(
         remedies=advice.remedies,
         safer_config=advice.safer_config,
         numbers=advice.numbers,
+        doubts=tuple(doubt.why for doubt in doubts),
     )
 
 
@@ -79,18 +79,6 @@ def build_case(
 def cite(event: Event) -> Citation:
     """The event's evidence as quoted."""
     return Citation(event.source, event.evidence.line, event.text, event.evidence.time_s)
-
-
-def _confidence(root: Event, verdict: Verdict) -> Confidence:
-    """A deeper fault outside the window leaves a doubt: clocks are wrong more often than anybody thinks."""
-    doubtful = any(event.tier < root.tier for event, _reason in verdict.outside)
-    if not root.sure:
-        waited = root.cause is Cause.START_TIMEOUT  # how long somebody waited, and nothing of what for
-        return Confidence.LOW if verdict.rivals or root.tier >= 5 or waited else Confidence.MEDIUM
-    unseen = root.cause is Cause.SEGFAULT_NATIVE and root.tier >= 5  # a worker is gone and left no word
-    if root.source is Source.EXIT or root.cause in _BY_ABSENCE or unseen:
-        return Confidence.MEDIUM
-    return Confidence.MEDIUM if verdict.rivals or root.tier == 6 or doubtful else Confidence.HIGH
 
 
 def _chain(root: Event, case: Case) -> tuple[ChainLink, ...]:

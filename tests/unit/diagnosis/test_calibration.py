@@ -7,7 +7,11 @@ import pytest
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Confidence
 from appliance.core.evidence import Source
-from appliance.diagnosis import diagnose, exit_evidence, read_evidence
+from appliance.diagnosis import diagnose, exit_evidence, read_evidence, report
+from tests.unit.diagnosis.corpus_cases import CORPUS, load
+from tests.unit.diagnosis.damages import Judged, judge
+
+WORKED = load(CORPUS)
 
 SERVED = "[2026-09-09 17:40:01 TP0] Prefill batch, #new-seq: 1, #new-token: 8192, #cached-token: 0, token usage: 0.91\n"
 CUT = SERVED + (
@@ -33,8 +37,10 @@ def test_a_log_cut_inside_a_traceback_is_no_killing_by_nobody() -> None:
     """Parents kill their own tree after a child's exception; which exception it was is cut off."""
     found = diagnose([*read_evidence(CUT, Source.ENGINE_LOG), exit_evidence("137")])
     assert (found.cause, found.confidence) == (Cause.UNKNOWN, Confidence.LOW)
-    healthy = diagnose([*read_evidence(CUT + SERVED, Source.ENGINE_LOG), exit_evidence("137")])
-    assert (healthy.cause, healthy.confidence) == (Cause.KILLED_UNKNOWN, Confidence.MEDIUM)
+    healthy = [*read_evidence(CUT + SERVED, Source.ENGINE_LOG), exit_evidence("137")]
+    assert (diagnose(healthy).cause, diagnose(healthy).confidence) == (Cause.KILLED_UNKNOWN, Confidence.LOW)
+    kernel = read_evidence("[ 7460.48] usb 1-2: new high-speed USB device number 4 using xhci_hcd", Source.KERNEL_LOG)
+    assert diagnose([*healthy, *kernel]).confidence is Confidence.MEDIUM
 
 
 @pytest.mark.parametrize(
@@ -48,6 +54,44 @@ def test_a_loader_that_gave_up_waiting_says_so_and_no_more(line: str) -> None:
     """ollama's own deadline."""
     found = diagnose(read_evidence(line, Source.ENGINE_LOG))
     assert (found.cause, found.confidence) == (Cause.START_TIMEOUT, Confidence.LOW)
+
+
+def test_most_right_verdicts_on_whole_evidence_are_sure_ones() -> None:
+    """Doubt is not bought by doubting everything."""
+    right = [item for item in judge(WORKED, "whole") if item.right]
+    assert sum(item.confidence is not Confidence.LOW for item in right) >= 0.9 * len(right)
+    assert sum(item.confidence is Confidence.HIGH for item in right) >= 0.6 * len(right)
+
+
+def shares(wrong: list[Judged]) -> tuple[float, float]:
+    """Of wrong verdicts: how many are high, and how many are not low."""
+    assert len(wrong) >= 10
+    high = sum(item.confidence is Confidence.HIGH for item in wrong)
+    return high / len(wrong), sum(item.confidence is not Confidence.LOW for item in wrong) / len(wrong)
+
+
+def test_what_a_cut_log_cannot_tell_is_said_with_doubt() -> None:
+    """The line that tells is cut off: of what is said instead and is wrong, most is low."""
+    cases = [*WORKED, *load(CORPUS / "variants"), *load(CORPUS / "exam")]
+    high, sure = shares([item for item in judge(cases, "cut-before-root") if item.wrong])
+    assert (high <= 0.1, sure <= 0.35) == (True, True), (high, sure)
+
+
+def test_what_nobody_wrote_a_pattern_for_is_said_with_doubt() -> None:
+    """The line that tells is there in words that are not known."""
+    cases = [*WORKED, *load(CORPUS / "exam")][::4]
+    high, sure = shares([item for item in judge(cases, "unknown-wording") if item.wrong])
+    assert (high <= 0.2, sure <= 0.5) == (True, True), (high, sure)
+
+
+@pytest.mark.parametrize("name", ["whole", "cut-before-root"])
+def test_doubts_are_said_wherever_the_confidence_is_not_high(name: str) -> None:
+    """Each in words, in the report too."""
+    for item in judge(WORKED, name):
+        if item.verdict.cause is not Cause.UNKNOWN:
+            assert bool(item.verdict.doubts) is (item.confidence is not Confidence.HIGH)
+            assert all(doubt in report.text(item.verdict) for doubt in item.verdict.doubts)
+            assert report.to_json_dict(item.verdict)["doubts"] == list(item.verdict.doubts)
 
 
 REFUSED = [

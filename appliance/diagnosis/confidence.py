@@ -1,0 +1,124 @@
+"""How sure a verdict may be. HIGH: the root line tells, and nothing in the evidence speaks for another account. Each doubt takes a
+grade; two leave LOW. From inside, a wrong verdict looks as a right one does, but for the traces that the true cause has left: words
+of trouble that nobody could read, a root that others are known to show themselves as, a file that was not given.
+
+Which doubts there are, and their grades, come from verdicts on the worked cases with something taken from them (tests/bench/
+confidence.py): what stands beside one wrong verdict for four right ones leaves MEDIUM, what stands beside more leaves LOW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from appliance.core.causes import Cause
+from appliance.core.diagnosis import Confidence
+from appliance.core.evidence import Source
+from appliance.diagnosis.alarms import breaks_off, unread
+from appliance.diagnosis.case import HEALTHY, Case
+from appliance.diagnosis.catalogue import Catalogue
+from appliance.diagnosis.causality import Verdict
+from appliance.diagnosis.events import Event
+
+_BY_ABSENCE = frozenset({Cause.KILLED_UNKNOWN, Cause.HOST_POWER_RESET})
+"""Causes that rest on what is not on record, which may only be missing from what was given."""
+_SHOWN_AS = frozenset(
+    {Cause.CUDA_LAUNCH_FAILURE, Cause.DRIVER_NOT_READY, Cause.ENGINE_RPC_TIMEOUT, Cause.ENGINE_WATCHDOG, Cause.NCCL_TIMEOUT}
+)
+"""What an engine says of a card or link that failed below it; only the kernel then tells of that."""
+_NEVER_ALONE = frozenset({Cause.NCCL_INIT_FAILURE, Cause.START_TIMEOUT, Cause.CUDA_ILLEGAL_ACCESS})
+"""Of these an unsure line tells that something failed below, or that somebody gave up waiting, and no more."""
+NEAR_LINES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something that speaks against being sure."""
+
+    why: str
+    grades: int = 1
+
+
+def confidence_of(doubts: Sequence[Doubt]) -> Confidence:
+    """HIGH less the grades of all doubts."""
+    grades = sum(doubt.grades for doubt in doubts)
+    return Confidence.HIGH if grades == 0 else Confidence.MEDIUM if grades == 1 else Confidence.LOW
+
+
+def doubts_of(root: Event, verdict: Verdict, case: Case, catalogue: Catalogue) -> tuple[Doubt, ...]:
+    """Why the verdict that stands on this root may be wrong."""
+    if root.is_suspect:
+        return (*_of_the_root(root, case), *_of_others(root, verdict), *_of_what_is_unread(root, case, catalogue))
+    return tuple(_of_good_health(root, case, catalogue))
+
+
+def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
+    """What the line is worth."""
+    if not root.sure:
+        yield Doubt(root.note or "its root line can be read in another way", 2 if root.cause in _NEVER_ALONE else 1)
+    elif root.tier == 4:
+        yield Doubt("how long somebody waited does not tell for what")
+    elif root.cause in _SHOWN_AS and root.source is Source.ENGINE_LOG and not _given(case, Source.KERNEL_LOG):
+        yield Doubt("a card or link that fails shows itself in these words too, and no kernel log was given")
+    if root.tier == 6:
+        yield Doubt("its root line is a weak sign")
+    elif root.cause in _BY_ABSENCE:
+        yield Doubt("it rests on what is not on record, and that may only be missing from what was given")
+        if not _given(case, Source.KERNEL_LOG, Source.SYSTEMD):
+            yield Doubt("neither the kernel's log nor systemd's was given, where more would stand")
+    elif root.source is Source.EXIT or root.tier == 5:
+        yield Doubt("how a process ended does not tell why")
+    if root.source is Source.EXIT and not _given(case, Source.ENGINE_LOG):
+        yield Doubt("nothing of the engine's own log was given")
+
+
+def _of_others(root: Event, verdict: Verdict) -> Iterator[Doubt]:
+    """Other suspects."""
+    rival = next((event for event in verdict.rivals if event.sure or not root.sure), None)
+    if rival is not None:
+        yield Doubt(f"{_name(rival)} stands beside it, no less deep")
+    deeper = next((event for event, _reason in verdict.outside if event.tier < root.tier), None)
+    if deeper is not None:
+        yield Doubt(f"{_name(deeper)} is deeper and stands outside the window of time, if the clocks are right")
+
+
+def _of_what_is_unread(root: Event, case: Case, catalogue: Catalogue) -> Iterator[Doubt]:
+    """What else may be said in words that no pattern knows."""
+    loud = unread(case.evidence, catalogue)
+    below = next((item for _order, item in loud if item.source is Source.KERNEL_LOG and root.source is not item.source), None)
+    near = next((item for order, item in loud if item.source is root.source and 0 < root.order - order <= NEAR_LINES), None)
+    beside = next((item for _order, item in loud if item.source is Source.ENGINE_LOG and root.source is not item.source), None)
+    if below is not None and root.tier > 0:
+        yield Doubt(f"line {below.line} of the kernel's log sounds like trouble, and no pattern knows it", 2)
+    elif near is not None:
+        yield Doubt(f"line {near.line} before it sounds like trouble, and no pattern knows it")
+    elif beside is not None and root.tier >= 3:
+        yield Doubt(f"line {beside.line} of the engine's log sounds like trouble, and no pattern knows it")
+    if root.tier >= 3 and root.source is not Source.KERNEL_LOG and breaks_off(case.evidence):
+        yield Doubt("the engine's log breaks off inside a traceback")
+
+
+def _of_good_health(root: Event, case: Case, catalogue: Catalogue) -> Iterator[Doubt]:
+    """Of a verdict that nothing is wrong."""
+    if root.note and not root.sure:
+        yield Doubt(root.note)
+    if case.stopped_by_us:
+        return
+    others = _given(case, Source.KERNEL_LOG, Source.SYSTEMD, Source.NVIDIA_SMI)
+    if root.cause is Cause.OK_NORMAL and case.exit.code != 0:
+        yield Doubt("how it ended is not on record, and a fault may stand behind what was given", 1 if others else 2)
+    elif not case.has(*HEALTHY):
+        yield Doubt("nothing shows the engine at work")
+        if root.cause is not Cause.OK_DEGRADED and not _given(case, Source.ENGINE_LOG):
+            yield Doubt("nothing of the engine's own log was given")
+    last = max((event.order for event in case.named(*HEALTHY)), default=-1)
+    if any(order > last or abs(order - root.order) <= NEAR_LINES for order, item in unread(case.evidence, catalogue)):
+        yield Doubt("words near it, or the last ones, sound like trouble, and no pattern knows them")
+
+
+def _given(case: Case, *sources: Source) -> bool:
+    return any(item.source in sources for item in case.evidence)
+
+
+def _name(event: Event) -> str:
+    return event.cause.label if event.cause is not None else event.name
