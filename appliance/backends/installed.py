@@ -16,7 +16,7 @@ def engine_python(config: Config, distribution: str) -> str:
         ConfigError: its environment does not have it.
     """
     python = launch_python(config.engine.python)
-    cure = f"set engine.python to the interpreter of an environment with {distribution}, such as /opt/{distribution}/bin/python"
+    cure = f"appliancectl runtime install {distribution}, or set engine.python to the interpreter of an environment that has it"
     if python is None or not Path(python).exists():
         raise ConfigError(f"engine.python = {config.engine.python!r} does not exist", hint=cure)
     if libraries_of(python) and not installed_version(python, distribution):

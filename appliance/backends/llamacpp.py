@@ -19,10 +19,12 @@ from appliance.backends.model_folder import named_path
 from appliance.backends.native import served_name
 from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, configured_rung, count_in, json_object, plain_ids
 from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, version_in_use, words_of
+from appliance.config.runtimes import LLAMA_SERVER, launch_program, runtime_of
 from appliance.config.schema import Config
 from appliance.core.errors import ConfigError, ModelError
 from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
+from appliance.core.versions import Version
 
 CHUNK_TOKENS = 256
 """Half of its own: on a CPU nothing is lost by it, and others wait half as long."""
@@ -54,13 +56,13 @@ class LlamacppBackend:
 
     def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
         """Its options and variables."""
-        words = words_of(config, rung, version_in_use(config, ""))
+        words = words_of(config, rung, _version(config))
         return (words.arguments, tuple(words.environment.items()))
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """Raises ModelError and ConfigError."""
         program, model = _program(config), _checked_file(config)
-        version = version_in_use(config, "")
+        version = _version(config)
         notes = judged_extra_args(config, version)
         words = words_of(config, rung, version)
         endpoint = Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
@@ -91,6 +93,7 @@ class LlamacppBackend:
             engine=self.name,
             rung=rung,
             notes=notes,
+            runtime=runtime_of(program),
         )
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:
@@ -129,11 +132,18 @@ def limits_of(body: bytes, assumed: EngineLimits) -> EngineLimits:
 
 def _program(config: Config) -> str:
     named = config.engine.program
-    program = shutil.which(named or "llama-server")
+    wanted = launch_program(named) if named else LLAMA_SERVER
+    program = shutil.which(wanted) if wanted is not None else None
     if program is None:
         what = f"engine.program = {named!r} is no program" if named else "there is no llama-server in PATH and engine.program is not set"
-        raise ConfigError(what, hint="set engine.program to the path of llama-server")
+        raise ConfigError(what, hint="set engine.program to the path of llama-server, or: appliancectl runtime install llamacpp")
     return str(Path(program).absolute())
+
+
+def _version(config: Config) -> Version:
+    """The build, where it is one of ours, is in its environment's name."""
+    program = launch_program(config.engine.program) if config.engine.program else None
+    return version_in_use(config, runtime_of(program or "").removeprefix("llamacpp-"))
 
 
 def _checked_file(config: Config) -> Path:

@@ -14,7 +14,7 @@ from appliance.backends.model_folder import checked_folder
 from appliance.backends.native import served_name
 from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, count_in, json_object, plain_ids
 from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, version_in_use, words_of
-from appliance.config.runtimes import installed_version
+from appliance.config.runtimes import installed_version, runtime_of
 from appliance.config.schema import Config
 from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
@@ -93,6 +93,7 @@ class VllmBackend:
             engine=self.name,
             rung=rung,
             notes=notes,
+            runtime=runtime_of(python),
         )
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:

@@ -16,6 +16,7 @@ from appliance.cli.verbs import VerbGroup
 from appliance.config import Config, LoadedConfig
 from appliance.config.annotate import toml_value
 from appliance.config.load import BUILT_IN
+from appliance.config.runtimes import with_runtime
 from appliance.config.schema import facts_of, keys_of, tables
 from appliance.core.errors import ConfigError, ExitCode
 
@@ -104,8 +105,8 @@ def findings_of(config: Config, place: Place) -> Iterator[Finding]:
     yield from (finding for finding in check_engine(config, state_dir) if finding.level is not Level.OK)
     yield from configured.check_files(config)
     yield from configured.check_programs(config)
-    yield from configured.check_engine_of_others(config)
-    yield from configured.check_options(config)
+    yield from configured.check_engine_of_others(with_runtime(config, state_dir))
+    yield from configured.check_options(with_runtime(config, state_dir))
     yield from configured.check_memory(config, Path(config.model.path) if config.model.path and not about_model else None)
     yield from configured.check_state_dir(state_dir)
     yield from configured.check_address(Machine(), config)

@@ -18,6 +18,7 @@ from appliance.cli.place import CONTROL_SOCKET, Place, own_state_dir
 from appliance.cli.printing import bad, bold, coloured, good
 from appliance.cli.verbs import Verb
 from appliance.config import Config
+from appliance.config.runtimes import with_runtime
 from appliance.core.errors import ConfigError, ExitCode
 from appliance.core.printable import printable
 from appliance.core.publication import Publication
@@ -89,8 +90,8 @@ def _check(config: Config, state_dir: Path, model: Path | None) -> None:
         *check_engine(config, state_dir),
         *configured.check_files(config),
         *configured.check_programs(config),
-        *configured.check_engine_of_others(config),
-        *configured.check_options(config),
+        *configured.check_engine_of_others(with_runtime(config, state_dir)),
+        *configured.check_options(with_runtime(config, state_dir)),
         *configured.check_memory(config, model),
     )
     failed = [finding for finding in checks if finding.level is Level.FAIL or finding.unseen]  # it is this user who serves

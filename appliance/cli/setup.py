@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from appliance.cli import owner, runtimes, setup_config, setup_plan
+from appliance.cli import owner, pip_runs, recipes, runtimes, setup_config, setup_plan
 from appliance.cli.models import DEMO_MODEL, MODELS, model_folder
 from appliance.cli.place import CONTROL_SOCKET, SYSTEM_RUN_DIR, SYSTEM_STATE_DIR, Place, own_state_dir
 from appliance.cli.printing import bold, good, say
@@ -98,7 +98,7 @@ def _bring(place: Place, state_dir: Path, wanted: _Wanted) -> ExitCode:
     config = place.load().config
     named = wanted.python or config.engine.python
     if not engine_is_here() and config.engine.backend == "native" and not named:
-        runtime = runtimes.install(runtimes.Source(runtimes.packaged_wheel(), wanted.wheelhouse), state_dir)
+        runtime = runtimes.install(recipes.native(recipes.packaged_wheel()), state_dir, runtimes.Means(wanted.wheelhouse))
         say(f"{good('ok')} the built-in engine: {runtime}")
     python = named or launch_python(with_runtime(config, state_dir).engine.python)
     return _bring_demo(python or sys.executable, wanted) if wanted.demo else ExitCode.OK
@@ -111,7 +111,7 @@ def bring_demo(place: Place, state_dir: Path, models_dir: Path) -> ExitCode:
 
 def _bring_demo(python: str, wanted: _Wanted) -> ExitCode:
     # Our own PYTHONPATH is for the control plane, where it is packaged; in a checkout the engine may need what is set.
-    environment = dict(os.environ) if engine_is_here() else runtimes.pip_environment(wanted.wheelhouse)
+    environment = dict(os.environ) if engine_is_here() else pip_runs.pip_environment(wanted.wheelhouse)
     try:
         command = [python, "-m", "appliance.engine.demo", str(wanted.models_dir)]
         ended = subprocess.run(command, env=environment, check=False, preexec_fn=ends_with_us())

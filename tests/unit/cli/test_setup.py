@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from appliance.cli import runtimes, setup_config
+from appliance.cli import recipes, runtimes, setup_config
 from appliance.cli.setup_plan import planned
 from appliance.config import load_config
 from appliance.config.runtimes import current_runtime, launch_python, put_in_force, with_runtime
@@ -19,6 +19,7 @@ from appliance.config.schema import Config
 from appliance.core.errors import ApplianceError, BudgetError
 from tests.fakes.small_disk import NEEDS_ROOT, small_disk
 from tests.unit.cli.conftest import Ctl
+from tests.unit.cli.wheels import make_wheel
 
 
 @pytest.fixture
@@ -29,36 +30,22 @@ def wheelhouse(tmp_path: Path) -> Path:
     return folder
 
 
-def _wheel(folder: Path, name: str, version: str, files: dict[str, str], requires: str = "") -> Path:
-    wheel = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
-    files = files | {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nProvides-Extra: engine\n{requires}",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in files.items():
-            archive.writestr(path, text)
-        archive.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"]))
-    return wheel
-
-
 def _ours(folder: Path, version: str) -> Path:
     engine = {"appliance/__init__.py": "", "appliance/engine/__init__.py": "", "appliance/engine/__main__.py": ""}
-    return _wheel(folder, "llm_appliance", version, engine, 'Requires-Dist: torch; extra == "engine"\n')
+    return make_wheel(folder, "llm_appliance", version, engine, 'Requires-Dist: torch; extra == "engine"\n')
 
 
 def test_versions_lie_side_by_side_and_one_is_in_force(wheelhouse: Path, tmp_path: Path) -> None:
     """Made from the wheelhouse alone; a second time nothing is made; the next version leaves the first as it is."""
-    _wheel(wheelhouse, "torch", "9.9", {"torch.py": '__version__ = "9.9"'})
+    make_wheel(wheelhouse, "torch", "9.9", {"torch.py": '__version__ = "9.9"'})
     ours = _ours(wheelhouse, "1.0")
-    first = runtimes.install(runtimes.Source(ours, wheelhouse), tmp_path)
+    first = runtimes.install(recipes.native(ours), tmp_path, runtimes.Means(wheelhouse))
     assert current_runtime(tmp_path) == first == tmp_path / "runtimes/native-1.0"
     subprocess.run([first / "bin/python", "-c", "import appliance.engine.__main__"], cwd="/", check=True)
     made = (first / "runtime.json").stat().st_mtime_ns
-    runtimes.install(runtimes.Source(ours, wheelhouse), tmp_path)
+    runtimes.install(recipes.native(ours), tmp_path, runtimes.Means(wheelhouse))
     assert (first / "runtime.json").stat().st_mtime_ns == made
-    second = runtimes.install(runtimes.Source(_ours(wheelhouse, "1.1"), wheelhouse), tmp_path)
+    second = runtimes.install(recipes.native(_ours(wheelhouse, "1.1")), tmp_path, runtimes.Means(wheelhouse))
     assert current_runtime(tmp_path) == second
     assert (first / "bin/python").exists()
     assert launch_python(with_runtime(Config(), tmp_path).engine.python) == str(second / "bin/python")
@@ -66,23 +53,23 @@ def test_versions_lie_side_by_side_and_one_is_in_force(wheelhouse: Path, tmp_pat
 
 def test_what_cannot_be_completed_leaves_the_old_one_in_force(wheelhouse: Path, tmp_path: Path) -> None:
     """No torch in the wheelhouse: pip fails, nothing has changed, and the next try is not in the way of its leftovers."""
-    torch = _wheel(wheelhouse, "torch", "9.9", {"torch.py": '__version__ = "9.9"'})
-    first = runtimes.install(runtimes.Source(_ours(wheelhouse, "1.0"), wheelhouse), tmp_path)
+    torch = make_wheel(wheelhouse, "torch", "9.9", {"torch.py": '__version__ = "9.9"'})
+    first = runtimes.install(recipes.native(_ours(wheelhouse, "1.0")), tmp_path, runtimes.Means(wheelhouse))
     kept = torch.rename(tmp_path / torch.name)
     with pytest.raises(ApplianceError, match="cannot install the engine") as caught:
-        runtimes.install(runtimes.Source(_ours(wheelhouse, "1.1"), wheelhouse), tmp_path)
+        runtimes.install(recipes.native(_ours(wheelhouse, "1.1")), tmp_path, runtimes.Means(wheelhouse))
     assert "--wheelhouse" in str(caught.value)
     assert current_runtime(tmp_path) == first
     kept.rename(torch)
-    assert runtimes.install(runtimes.Source(_ours(wheelhouse, "1.1"), wheelhouse), tmp_path).name == "native-1.1"
+    assert runtimes.install(recipes.native(_ours(wheelhouse, "1.1")), tmp_path, runtimes.Means(wheelhouse)).name == "native-1.1"
     assert sorted(path.name for path in (tmp_path / "runtimes").iterdir()) == [".lock", "current", "native-1.0", "native-1.1"]
 
 
-def test_too_little_space_is_told_before_anything_is_made(wheelhouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_told_before_anything_is_made(wheelhouse: Path, tmp_path: Path) -> None:
     """With both numbers."""
-    monkeypatch.setattr(runtimes, "MIN_FREE_BYTES", 1 << 60)
+    recipe = dataclasses.replace(recipes.native(_ours(wheelhouse, "1.0")), free_bytes=1 << 60)
     with pytest.raises(ApplianceError, match="not enough disk space"):
-        runtimes.install(runtimes.Source(_ours(wheelhouse, "1.0"), wheelhouse), tmp_path)
+        runtimes.install(recipe, tmp_path, runtimes.Means(wheelhouse))
 
 
 @NEEDS_ROOT
@@ -90,7 +77,7 @@ def test_too_little_space_is_told_before_anything_is_made(wheelhouse: Path, tmp_
 def test_a_disk_that_takes_nothing_is_one_sentence(options: str, words: str, wheelhouse: Path, tmp_path: Path) -> None:
     """Read-only, or full: what, where and why."""
     with small_disk(tmp_path / "disk", options) as disk, pytest.raises(ApplianceError, match=words) as caught:
-        runtimes.install(runtimes.Source(_ours(wheelhouse, "1.0"), wheelhouse), disk / "state")
+        runtimes.install(recipes.native(_ours(wheelhouse, "1.0")), disk / "state", runtimes.Means(wheelhouse))
     assert str(disk) in str(caught.value)
 
 

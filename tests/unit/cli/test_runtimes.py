@@ -1,0 +1,213 @@
+"""`appliancectl runtime`: engines that others wrote, in environments of their own; what pip says, made readable; downloads that are cut."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.cli import pip_runs, recipes, runtimes
+from appliance.compatibility import Card, Host
+from appliance.config.runtimes import current_runtime, launch_python, put_in_force, runtime_of, with_runtime
+from appliance.config.schema import Config, EngineTable
+from appliance.core.errors import ApplianceError
+from tests.unit.cli.conftest import Ctl
+from tests.unit.cli.wheels import make_wheel
+
+OLD = Host("535.183.01", (Card("NVIDIA GeForce RTX 3090", (8, 6)),))
+
+
+@pytest.fixture
+def wheelhouse(tmp_path: Path) -> Path:
+    """SGLang, torch and CUDA, as far as they are asked for."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    command = {"sglang/__init__.py": "", "sglang-1.0.data/scripts/sglang-tool": "#!python\nimport sglang; print('whole')\n"}
+    make_wheel(folder, "sglang", "1.0", command, "Requires-Dist: torch\nRequires-Dist: nvidia-cuda-runtime\n")
+    make_wheel(folder, "torch", "9.9", {"torch.py": '__version__ = "9.9"'})
+    make_wheel(folder, "nvidia_cuda_runtime", "13.0.96", {})
+    return folder
+
+
+def test_what_does_not_fit_is_refused_and_what_does_is_made(wheelhouse: Path, tmp_path: Path, ctl: Ctl) -> None:
+    """Driver 535 with CUDA 13: refused with nothing left behind; on a newer one it is made, its commands run where it lies, and its lock
+    takes these files and no others of their names."""
+    recipe = recipes.named("sglang==1.0")
+    with pytest.raises(ApplianceError, match=r"sglang 1\.0 brings CUDA 13\.0 .* needs driver 580\.65\.06 .* has 535\.183\.01"):
+        runtimes.install(recipe, tmp_path, runtimes.Means(wheelhouse, host=OLD))
+    assert not [path.name for path in (tmp_path / "runtimes").iterdir() if "sglang" in path.name]
+    made = runtimes.install(recipe, tmp_path, runtimes.Means(wheelhouse, host=Host("595.45.04", OLD.cards)))
+    assert (made.name, current_runtime(tmp_path, "sglang")) == ("sglang-1.0", made)
+    assert subprocess.run([made / "bin/sglang-tool"], capture_output=True, text=True, cwd="/", check=True).stdout == "whole\n"
+    row = json.loads(ctl("--state-dir", tmp_path, "runtime", "list", "--json").out)["runtimes"][0]
+    assert (row["name"], row["torch"], row["cuda"], row["in_force"], row["used_by"]) == ("sglang-1.0", "9.9", "13.0", True, [])
+    assert row["size_bytes"] > 1 << 20
+    lock = ["--require-hashes", "-r", str(made / "requirements.lock")]
+    assert len(_pip(wheelhouse).resolve(lock, tmp_path / "report.json")) == 3
+    make_wheel(wheelhouse, "nvidia_cuda_runtime", "13.0.96", {"other.py": ""})
+    with pytest.raises(ApplianceError, match=r"cannot find what it needs: ERROR: THESE PACKAGES .*nvidia.*Expected sha256"):
+        _pip(wheelhouse).resolve(lock, tmp_path / "report.json")
+
+
+def test_a_lock_of_something_else_is_refused(wheelhouse: Path, tmp_path: Path) -> None:
+    """It names what it pins."""
+    digest = hashlib.sha256((wheelhouse / "sglang-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    (pinned,) = _pip(wheelhouse).resolve(["--no-deps", "sglang"], tmp_path / "report.json")
+    assert pinned.pin == f"sglang==1.0 --hash=sha256:{digest}"
+    for words, said in (("sglang==2.0", "pins sglang to 1.0, not sglang==2.0"), ("vllm", "does not name vllm")):
+        with pytest.raises(ApplianceError, match=said):
+            runtimes.pinned(recipes.named(words), [pinned], tmp_path / "own.lock")
+
+
+def test_the_first_of_an_engine_is_in_force_and_fills_in_what_is_not_configured(tmp_path: Path) -> None:
+    """engine.python, or llama-server's path; another engine's link is left alone, and a running engine keeps its own folder."""
+    for name, program in (("sglang-1.0", "python"), ("vllm-cpu-2.0", "python"), ("llamacpp-10434", "llama-server")):
+        put_in_force(_made(tmp_path, name, program))
+    for engine, name in (("sglang", "sglang-1.0"), ("vllm", "vllm-cpu-2.0")):
+        filled = with_runtime(Config(engine=EngineTable(backend=engine)), tmp_path).engine
+        assert filled.python == f"{tmp_path}/runtimes/current-{engine}/bin/python"
+        assert runtime_of(launch_python(filled.python) or "") == name
+    llama = with_runtime(Config(engine=EngineTable(backend="llamacpp")), tmp_path).engine
+    assert llama.program == f"{tmp_path}/runtimes/current-llamacpp/bin/llama-server"
+    named = Config(engine=EngineTable(backend="llamacpp", program="/opt/llama-server"))
+    assert with_runtime(named, tmp_path) == named
+    assert with_runtime(Config(), tmp_path) == Config()
+
+
+def test_one_that_an_engine_runs_from_is_kept(tmp_path: Path, ctl: Ctl) -> None:
+    """It is named with the process; when that has ended it can go."""
+    _made(tmp_path, "sglang-1.0", "python")
+    put_in_force(_made(tmp_path, "sglang-2.0", "python"))
+    with subprocess.Popen([tmp_path / "runtimes/sglang-1.0/bin/python", "-c", "input()"], stdin=subprocess.PIPE) as engine:
+        refused = ctl("--state-dir", tmp_path, "runtime", "remove", "sglang-1.0")
+        assert (refused.code, f"is used by process {engine.pid}" in refused.err) == (1, True)
+        engine.communicate(b"\n", 10)
+    assert ctl("--state-dir", tmp_path, "runtime", "remove", "sglang-2.0").code == 1
+    assert ctl("--state-dir", tmp_path, "runtime", "remove", "sglang-1.0").code == 0
+    assert not (tmp_path / "runtimes/sglang-1.0").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ollama", "is no engine that can be installed"),
+        ("sglang=0.5", "is no engine"),
+        ("sglang==", "does not name a version"),
+        ("vllm==-r/etc/passwd", "does not name a version"),
+        ("native==1.0", "comes with the package"),
+        ("native", "expected one wheel"),
+    ],
+)
+def test_what_is_no_engine_is_told(words: str, said: str, tmp_path: Path, ctl: Ctl) -> None:
+    """Before anything is made."""
+    refused = ctl("--state-dir", tmp_path, "runtime", "install", words)
+    assert refused.code == 1
+    assert said in refused.err
+    assert not (tmp_path / "runtimes").exists()
+
+
+def test_a_wheel_for_a_newer_c_library_or_python_is_named(tmp_path: Path) -> None:
+    """pip's "no matching distribution" becomes what this machine has and what the wheel is for."""
+    pip = _pip(tmp_path)
+    make_wheel(tmp_path, "newer", "1.0", {}, tag="py3-none-manylinux_2_59_x86_64")
+    with pytest.raises(ApplianceError, match=r"newer==1\.0 is built for glibc 2\.59, this machine has glibc 2\.\d+"):
+        pip.resolve(["newer==1.0"], tmp_path / "report.json")
+    make_wheel(tmp_path, "snake", "1.0", {}, "Requires-Python: >=3.99\n")
+    with pytest.raises(ApplianceError, match=r"for other Pythons than 3\.\d+ \(.*>=3\.99"):
+        pip.resolve(["snake"], tmp_path / "report.json")
+
+
+def test_a_download_that_is_cut_goes_on_where_it_was(tmp_path: Path, cut_index: Callable[[bytes], tuple[str, list[str]]]) -> None:
+    """The second request asks for the rest only, and what comes together is the whole file by its hash."""
+    wheel = make_wheel(tmp_path, "large", "1.0", {"large.bin": io.BytesIO(bytes(range(256)) * 8000).getvalue().hex()})
+    url, ranges = cut_index(wheel.read_bytes())
+    lines: list[str] = []
+    pip = pip_runs.Pip(sys.executable, {"PIP_INDEX_URL": url, "PIP_CONFIG_FILE": "/dev/null"}, tmp_path / "cache", lines.append)
+    pip.renew()
+    pip.install(["--target", str(tmp_path / "out"), "large"])
+    assert (tmp_path / "out/large.bin").stat().st_size == 256 * 8000 * 2
+    assert ranges[0] == ""
+    assert ranges[1].startswith("bytes=")
+    assert any(line.startswith("Progress ") for line in lines)
+
+
+def test_progress_is_a_line_a_file_where_nobody_watches() -> None:
+    """How many of how many, which, how large; metadata is not counted."""
+    stream = io.StringIO()
+    progress = pip_runs.Progress(2, stream)
+    for line in (
+        "Collecting torch", "  Downloading torch-9.9-py3-none-any.whl.metadata (28 kB)", "Progress 10 of 10",
+        "Downloading torch-9.9-py3-none-any.whl (821.0 MB)", "Progress 400 of 861000000", "Installing collected packages: torch",
+    ):  # fmt: skip
+        progress(line)
+    progress.close()
+    assert stream.getvalue() == "1/2 torch-9.9-py3-none-any.whl (821.0 MB)\nInstalling collected packages: torch\n"
+
+
+def _made(state_dir: Path, name: str, program: str) -> Path:
+    """A whole one, as far as it is looked at."""
+    folder = state_dir / "runtimes" / name
+    (folder / "bin").mkdir(parents=True)
+    (folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages").mkdir(parents=True)
+    for link in {"python", program}:
+        (folder / "bin" / link).symlink_to(sys.executable)
+    (folder / runtimes.FACTS).write_text(json.dumps({"name": name, "python": "3.11"}))
+    return folder
+
+
+def _pip(folder: Path) -> pip_runs.Pip:
+    return pip_runs.Pip(sys.executable, pip_runs.pip_environment(folder), folder / "cache", lambda _: None)
+
+
+@pytest.fixture
+def cut_index() -> Iterator[Callable[[bytes], tuple[str, list[str]]]]:
+    """A package index whose first answer with a wheel ends half-way; and the ranges that were asked for."""
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def start(wheel: bytes) -> tuple[str, list[str]]:
+        ranges: list[str] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if not self.path.endswith(".whl"):
+                    digest = hashlib.sha256(wheel).hexdigest()
+                    page = f'<a href="/large-1.0-py3-none-any.whl#sha256={digest}">large-1.0-py3-none-any.whl</a>'.encode()
+                    self._send(200, page, len(page), "text/html")
+                    return
+                asked = self.headers.get("Range", "")
+                ranges.append(asked)
+                begin = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
+                cut = len(wheel) // 2 if len(ranges) == 1 else len(wheel)
+                self._send(206 if asked else 200, wheel[begin:cut], len(wheel) - begin, "application/octet-stream", begin)
+                self.close_connection = True
+
+            def _send(self, status: int, body: bytes, length: int, kind: str, begin: int = 0) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(length))
+                self.send_header("ETag", '"one"')
+                if status == 206:
+                    self.send_header("Content-Range", f"bytes {begin}-{begin + length - 1}/{begin + length}")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_address[1]}/simple/", ranges
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
