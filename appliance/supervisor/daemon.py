@@ -8,7 +8,6 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -288,11 +287,10 @@ class Supervisor:
         self._finish_life()
         try:
             spec = self.backend.launch_spec(self.config, effect.rung, effect.generation, self.run_dir.path)
+            spec = self.gpu.fitted(spec, self.config) if self.state.uses_gpu else spec
         except ApplianceError as error:
             self.post(ev.PlanFailed(effect.generation, cannot_plan(error), incident_id()))
         else:
-            if self.state.uses_gpu:
-                spec = replace(spec, env={**spec.env, **self.cards.environment()})
             self.post(ev.Planned(effect.generation, self.bench.make_room(self.bench.fit(spec, effect.generation))))
 
     def _spawn(self, effect: ev.Spawn) -> None:
