@@ -9,7 +9,7 @@ ENGINE := $(VENV)/.engine
 TOOLS := $(VENV)/.tools
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test test-system test-real check deb format bench clean distclean
+.PHONY: help venv run test test-system test-real check deb format kernel-table bench clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,9 @@ format: venv ## Lay the code out as `make check` wants it, and rewrite what is g
 	$(BIN)/python -m appliance.config.manual > docs/man/appliance.toml.5
 	$(BIN)/python -m appliance.config.reference > docs/configuration.md
 	$(BIN)/python -m appliance.supervisor.failures_page > docs/failures.md
+
+kernel-table: venv ## Compile the kernels for cards that are not here, and write down what they take
+	PYTHONPATH=. $(BIN)/python tests/kernels/compile_ahead.py --write
 
 bench: venv ## Measure on this machine (tests/bench/)
 	@for script in tests/bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

@@ -48,9 +48,9 @@ class Violations:
         count: [1], int32: how many there were; those past the capacity are only counted.
     """
 
-    def __init__(self, capacity: int = 256) -> None:
-        self.rows = torch.zeros(capacity, 4, dtype=torch.int64)
-        self.count = torch.zeros(1, dtype=torch.int32)
+    def __init__(self, capacity: int = 256, device: torch.device | None = None) -> None:
+        self.rows = torch.zeros(capacity, 4, dtype=torch.int64, device=device)
+        self.count = torch.zeros(1, dtype=torch.int32, device=device)
 
     def add(self, owners: Tensor, blocks: Tensor, offsets: Tensor, reasons: Tensor) -> None:
         """Report; [n] each. One writer; triton.py appends with an atomic add."""

@@ -58,9 +58,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     dim = x.shape[-1]
     if dim > MOST_COLUMNS:
-        raise ValueError(
-            f"rms_norm: rows of {dim} columns exceed the {MOST_COLUMNS} that the kernel keeps in registers; raise MOST_COLUMNS"
-        )
+        raise ValueError(f"rms_norm: rows of {dim} columns exceed the {MOST_COLUMNS} that a program keeps; raise MOST_COLUMNS")
     heads = x.shape[1] if x.ndim == 3 else 1
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.shape[0]:

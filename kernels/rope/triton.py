@@ -78,4 +78,4 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def head_rows(heads: int, width: int) -> int:
     """Heads at a time: 2,048 pairs or fewer, 16 to a thread."""
-    return max(1, min(triton.next_power_of_2(heads), 2048 // width))
+    return max(1, min(int(triton.next_power_of_2(heads)), 2048 // width))

@@ -9,9 +9,41 @@ u in [0, 1) is the only randomness, so a token is a pure function of its logits,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+NOT_FINITE = -1
+"""Said, in place of a token, of a row whose largest number is NaN or infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How a row's token is chosen; see above.
+
+    Attributes:
+        temperature: 0: the largest, and nothing else counts.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    u: float = 0.0
+
+
+def tokens(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """[rows, vocab] → a token each; NOT_FINITE where the largest is NaN or infinite."""
+    best = greedy(logits)
+    finite = logits.gather(1, best.unsqueeze(1)).squeeze(1).isfinite().tolist()  # NaN counts as the largest
+    chosen: list[int] = best.tolist()
+    for row, (draw, good) in enumerate(zip(draws, finite, strict=True)):
+        if not good:
+            chosen[row] = NOT_FINITE
+        elif draw.temperature > 0.0:
+            chosen[row] = sample(logits[row], draw.temperature, draw.top_k, draw.top_p, draw.u, draw.min_p)
+    return chosen
 
 
 def greedy(logits: Tensor) -> Tensor:

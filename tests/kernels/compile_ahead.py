@@ -1,4 +1,7 @@
-"""Compile every Triton kernel for cards that are not here, and print what ptxas says, as JSON: `python tests/kernels/compile_ahead.py`.
+"""Compile Triton kernels for cards that are not here, and say what the compiler says of them.
+
+    python tests/kernels/compile_ahead.py [NAME/CAPABILITY ...]    as JSON: all, or these
+    python tests/kernels/compile_ahead.py --write                  all, into compiled.json and the table of docs/kernels.md
 
 A process of its own: the tests beside it have chosen the interpreter.
 """
@@ -9,10 +12,10 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
 
@@ -20,76 +23,55 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from appliance_kernels.kv_write import triton as kv_write
-from appliance_kernels.refcount import triton as refcount
-from appliance_kernels.refcount.reference import Step
+from tests.kernels.compiled import CAPABILITIES, TABLE, Compiled, source_digest, write_document
+from tests.kernels.variants import Variant, variants
 
-CAPABILITIES = (86, 89, 90)
 _BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A kernel with its argument types."""
-
-    name: str
-    kernel: Any
-    signature: dict[str, str]
-    constants: dict[str, int]
-    warps: int
-
-
-def variants() -> list[Variant]:
-    """What the engine would launch."""
-    words = {"words_ptr": "*i32", "blocks_ptr": "*i64", "results_ptr": "*i32", "block_count": "i32"}
-    found = [Variant(f"refcount.{step.name.lower()}", refcount.take_step_kernel, words, {"STEP": int(step)}, 1) for step in Step]
-    write = {
-        **dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), "*bf16"),
-        **dict.fromkeys(("slots_ptr", "writers_ptr", "owners_ptr", "rows_ptr"), "*i64"),
-        **dict.fromkeys(("words_ptr", "count_ptr"), "*i32"),
-        **dict.fromkeys(("first_block", "end_block", "capacity", "k_stride", "v_stride"), "i32"),
-    }
-    for heads, dim in ((3, 64), (1, 256), (8, 128)):
-        sizes = {"HEADS": heads, "DIM": dim, "BLOCK_TOKENS": 16, "WIDTH": 512}
-        found.append(Variant(f"kv_write.{heads}x{dim}", kv_write.kv_write_kernel, write, sizes, 4))
-    return found
-
-
-def compiled(variant: Variant, capability: int) -> dict[str, object]:
-    """Registers, spilled and shared bytes, and how many swaps the code has."""
+def compiled(variant: Variant, capability: int) -> Compiled:
+    """Registers, bytes of spills and of shared memory, and how many swaps and matrix instructions the code has."""
     signature = variant.signature | dict.fromkeys(variant.constants, "constexpr")
     names = variant.kernel.arg_names
     aligned = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if signature[name].startswith("*")}
     source = ASTSource(fn=variant.kernel, signature=signature, constexprs=variant.constants, attrs=aligned)
-    program = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": variant.warps})
+    options = {"num_warps": variant.warps, "num_stages": variant.stages}
+    program = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = program.asm["ptx"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx)
-        arch = re.search(r"\.target (sm_\w+)", ptx)
-        assert arch is not None
-        command = [_BIN / "ptxas", "-v", f"--gpu-name={arch[1]}", path, "-o", path.with_suffix(".cubin")]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
-    registers = re.search(r"Used (\d+) registers", said)
-    assert registers is not None, said
-    swaps = len(re.findall(r"atom\.\S*cas", ptx))
-    result = Compiled(variant.name, capability, int(registers[1]), spilled, program.metadata.shared, variant.warps, swaps)
-    return asdict(result)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(program.asm["cubin"])
+        file.flush()
+        said = subprocess.run([_BIN / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    used = {what: int(number) for what, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
+    assert set(used) == {"REG", "STACK", "LOCAL"}, said
+    return Compiled(
+        name=variant.name,
+        capability=capability,
+        registers=used["REG"],
+        spilled_bytes=used["STACK"] + used["LOCAL"],
+        shared_bytes=program.metadata.shared,
+        warps=variant.warps,
+        swaps=len(re.findall(r"atom\.\S*cas", ptx)),
+        matrix=len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async\.sync)", ptx)),
+        matrix_wanted=variant.matrix,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """One kernel on one kind of card."""
-
-    name: str
-    capability: int
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
-    warps: int
-    swaps: int
+def main(wanted: list[str]) -> None:
+    """The command line."""
+    found = [
+        compiled(variant, capability)
+        for variant in variants()
+        for capability in CAPABILITIES
+        if wanted in ([], ["--write"]) or f"{variant.name}/{capability}" in wanted
+    ]
+    if wanted == ["--write"]:
+        rows = [asdict(one) for one in found]
+        TABLE.write_text(json.dumps({"sources": source_digest(), "kernels": rows}, indent=1) + "\n", encoding="utf-8")
+        write_document(found)
+    else:
+        print(json.dumps([asdict(one) for one in found]))
 
 
 if __name__ == "__main__":
-    print(json.dumps([compiled(variant, capability) for variant in variants() for capability in CAPABILITIES]))
+    main(sys.argv[1:])
