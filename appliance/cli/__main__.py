@@ -22,10 +22,12 @@ INTERRUPTED = 130
 
 def main() -> None:
     """The console script."""
+    if sys.stdin is None:  # closed by the caller: `appliancectl diagnose - <&-`
+        sys.stdin = Path(os.devnull).open()  # noqa: SIM115 - until the process ends, as below
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by the caller: `appliancectl status >&-`
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the process ends
+        if stream is None:  # `appliancectl status >&-`
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             # A file name or a log line may hold bytes that are no UTF-8, and the locale may be "C".
             stream.reconfigure(errors="backslashreplace")

@@ -14,6 +14,7 @@ import click
 from appliance.cli.gateway_address import gateway_url, key_in
 from appliance.cli.place import Place, serving_state_dir
 from appliance.cli.printing import faint, fields, say, say_json, table
+from appliance.cli.quantities import FiniteRange
 from appliance.cli.verbs import Verb
 from appliance.core.errors import ApplianceError, ExitCode
 
@@ -33,11 +34,9 @@ DAY_S = 86400.0
 @click.option("--prompt-tokens", type=click.IntRange(1, 10_000_000), default=256, show_default=True, help="Length of the prompts.")
 @click.option("--answer-tokens", type=click.IntRange(1, 10_000_000), default=64, show_default=True, help="Length of the answers.")
 @click.option("--from-traffic", is_flag=True, help="Lengths, concurrency and shared beginnings as this box has seen them.")
-@click.option(
-    "--days", type=click.FloatRange(0.01, 3650), default=30.0, show_default=True, help="With --from-traffic: of the last so many."
-)
+@click.option("--days", type=FiniteRange(0.01, 3650), default=30.0, show_default=True, help="With --from-traffic: of the last so many.")
 @click.option("--keep-time", is_flag=True, help="With --from-traffic: wait between requests as long as clients did.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(1, 86400), default=600.0, show_default=True, help="Seconds without a byte.")
+@click.option("--timeout", "timeout_s", type=FiniteRange(1, 86400), default=600.0, show_default=True, help="Seconds without a byte.")
 @click.option("--seed", type=int, default=1, show_default=True, help="For what is drawn by chance: the same seed, the same requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
 @click.pass_obj

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from appliance.cli.place import Place
 from appliance.core.errors import ApplianceError
@@ -17,6 +19,43 @@ def gateway_url(place: Place) -> str:
     return f"{'https' if gateway.tls_certificate else 'http'}://{host}:{gateway.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where HTTP is spoken."""
+
+    host: str
+    port: int
+    tls: bool
+
+
+def address_of(url: str) -> Address:
+    """Raises ApplianceError for what is no URL of http or https, or one with a port that there is not."""
+    hint = "write for example http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:  # a bracket that is not closed, port 99999
+        raise ApplianceError(f"{url!r} is no address of a gateway: {error}", hint=hint) from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise ApplianceError(f"{url!r} is no address of a gateway", hint=hint)
+    tls = parts.scheme == "https"
+    return Address(host, port or (443 if tls else 80), tls)
+
+
 def key_in(file: Path | None) -> str:
-    """The API key in a file whose only line it is; empty without one."""
-    return file.read_text(encoding="utf-8").strip() if file is not None else ""
+    """The API key in a file whose only line it is; empty without one. Raises ApplianceError; what stands in the file is not repeated."""
+    if file is None:
+        return ""
+    hint = "the file's only line is the key, as it was shown when it was made (sk-lla-...)"
+    try:
+        key = file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise ApplianceError(f"{file} cannot be read: {error.strerror}", hint=hint) from None
+    except UnicodeDecodeError:
+        raise ApplianceError(f"{file} holds no API key: it is not ASCII", hint=hint) from None
+    if not key or not key.isprintable() or " " in key:
+        what = (
+            "it is empty" if not key else f"it has {len(key.splitlines())} lines" if "\n" in key else "there are spaces or controls in it"
+        )
+        raise ApplianceError(f"{file} holds no API key: {what}", hint=hint)
+    return key

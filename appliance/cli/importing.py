@@ -18,9 +18,9 @@ _RUN_BY_HAND = ("PATH", "HOME", "PYTHONPATH", "VIRTUAL_ENV", "HF_TOKEN", "HUGGIN
 
 
 @click.command(name="import", cls=Verb, context_settings={"ignore_unknown_options": True})
-@click.option("--unit", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A unit of systemd that starts the engine.")
+@click.option("--unit", type=click.Path(path_type=Path), metavar="FILE", help="A unit of systemd that starts the engine; as `unit FILE`.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[unit FILE | -- COMMAND...]")
 def import_(unit: Path | None, as_json: bool, words: Sequence[str]) -> None:
     """The command line of an engine as a configuration.
 
@@ -30,17 +30,26 @@ def import_(unit: Path | None, as_json: bool, words: Sequence[str]) -> None:
     \b
     Example:
       appliancectl import -- vllm serve /srv/models/Qwen3-8B --max-model-len 32k
-      appliancectl import --unit /etc/systemd/system/sglang.service
+      appliancectl import unit /etc/systemd/system/sglang.service
       appliancectl import -- docker run --gpus all -v /srv:/m vllm/vllm-openai --model /m/Qwen3-8B
     """
+    if unit is None and len(words) == 2 and words[0] == "unit":
+        unit, words = Path(words[1]), ()
     if (unit is None) == (not words):
-        raise click.UsageError("name either a --unit FILE or a command line behind --")
-    started = from_unit(unit.read_text(encoding="utf-8", errors="replace")) if unit is not None else from_words(words)
+        raise click.UsageError("name either unit FILE or a command line behind --")
+    started = from_unit(_text_of(unit)) if unit is not None else from_words(words)
     settings, dropped, notes = _imported(started)
     if as_json:
         say_json({"settings": settings, "dropped": dropped, "notes": notes})
     else:
         say("\n".join(_toml(settings, dropped, notes)))
+
+
+def _text_of(unit: Path) -> str:
+    try:
+        return unit.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise click.UsageError(f"the unit {unit} cannot be read: {error.strerror}") from None
 
 
 globals()["import"] = import_  # verbs are found by their names, and this one is a word of Python's

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
+from appliance.cli.gateway_address import address_of
 from appliance.core.errors import ApplianceError
 
 CONCURRENCY_MAX = 256
@@ -71,11 +71,9 @@ class Target:
     """Where the requests go."""
 
     def __init__(self, url: str, model: str, key: str, timeout_s: float) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ApplianceError(f"{url!r} is no address to send requests to", hint="write for example http://127.0.0.1:8000")
-        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        address = address_of(url)
+        self._host, self._port = address.host, address.port
+        self._tls = ssl.create_default_context() if address.tls else None
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         self._timeout_s = timeout_s
         self.url = url

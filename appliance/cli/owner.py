@@ -23,7 +23,7 @@ def other_owner(state_dir: Path) -> os.stat_result | None:
 def again_as(owner: os.stat_result, state_dir: Path, arguments: Sequence[str]) -> ExitCode:
     """appliancectl once more, as that user and about that folder; its exit code."""
     ended = subprocess.run(
-        [sys.executable, "-m", "appliance.cli", "--state-dir", str(state_dir), *arguments],
+        [sys.executable, "-m", "appliance.cli", "--state-dir", str(state_dir.absolute()), *arguments],
         user=owner.st_uid,
         group=owner.st_gid,
         extra_groups=[],

@@ -21,14 +21,15 @@ from appliance.config.runtimes import engine_is_here, launch_python, with_runtim
 from appliance.core.errors import ApplianceError, ExitCode
 from appliance.orphans import ends_with_us
 
-_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False, resolve_path=True)
+_WHEELS = click.Path(path_type=Path, file_okay=False, resolve_path=True, exists=True)
 
 
 @click.command(cls=Verb)
 @click.option("--demo", is_flag=True, help="Bring the demo model: SmolLM2-135M-Instruct, 135 million parameters, for the CPU.")
 @click.option("--model", metavar="DIR", help="Serve this folder's model: config.json, *.safetensors and tokenizer.json.")
 @click.option("--models-dir", type=_FOLDER, help="Where models are kept [default: `models` in the state folder].")
-@click.option("--wheelhouse", type=_FOLDER, help="Folder with all wheels, for a machine without a network.")
+@click.option("--wheelhouse", type=_WHEELS, help="Folder with all wheels, for a machine without a network.")
 @click.option("--python", help="Python interpreter of the engine's environment [default: engine.python, else what setup makes].")
 @click.option("--no-config", is_flag=True, help="Bring things only; write no configuration.")
 @click.option("--yes", is_flag=True, help="Ask nothing; what is not named is left as it is.")

@@ -15,6 +15,7 @@ from appliance.cli import terminal
 from appliance.cli.gateway_address import gateway_url, key_in
 from appliance.cli.place import Place
 from appliance.cli.printing import say, say_json
+from appliance.cli.quantities import FiniteRange
 from appliance.cli.top_feed import KEY_CURE, Feed
 from appliance.cli.top_screen import screen
 from appliance.cli.verbs import Verb
@@ -31,9 +32,7 @@ PAGE_WIDTH, PAGE_HEIGHT = 100, 60
 @click.option("--url", help="The gateway [default: as configured].")
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File whose only line is an API key.")
 @click.option("--once", is_flag=True, help="Print it once and end.")
-@click.option(
-    "--interval", "interval_s", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between two looks."
-)
+@click.option("--interval", "interval_s", type=FiniteRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between two looks.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs: a line each time.")
 @click.pass_obj
 def top(place: Place, url: str | None, api_key_file: Path | None, once: bool, interval_s: float, as_json: bool) -> ExitCode:

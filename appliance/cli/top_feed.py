@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
+from appliance.cli.gateway_address import address_of
 from appliance.cli.place import Place
 from appliance.control import client
 from appliance.core.errors import ApplianceError
@@ -85,10 +85,7 @@ class Feed:
 
     def __init__(self, url: str, key: str, place: Place) -> None:
         """Raises ApplianceError where the address is none."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ApplianceError(f"{url!r} is no address of a gateway", hint="write for example http://127.0.0.1:8000")
-        self._host, self._port, self._tls = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), parts.scheme == "https"
+        self._address = address_of(url)
         self._headers = {"accept": "text/event-stream", **({"authorization": f"Bearer {key}"} if key else {})}
         self._place = place
         self.url = url
@@ -131,9 +128,10 @@ class Feed:
             connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
-        if not self._tls:
-            return http.client.HTTPConnection(self._host, self._port, timeout=SILENT_S)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=SILENT_S, context=ssl.create_default_context())
+        host, port = self._address.host, self._address.port
+        if not self._address.tls:
+            return http.client.HTTPConnection(host, port, timeout=SILENT_S)
+        return http.client.HTTPSConnection(host, port, timeout=SILENT_S, context=ssl.create_default_context())
 
     def _ask_applianced(self) -> None:
         """What it says without a gateway."""

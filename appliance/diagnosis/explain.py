@@ -59,8 +59,9 @@ def explain(name: str) -> Explanation:
     found = entries.get(_key(name))
     if found is None:
         near = difflib.get_close_matches(_key(name), entries, n=3, cutoff=0.6)
-        known = ", ".join(entries[key].name for key in near) or "run without a name for the list"
-        raise NoSuchName(f"nothing is known of {name!r}", hint=f"nearest: {known}")
+        nearest = ", ".join(entries[key].name for key in near)
+        hint = f"nearest: {nearest}" if nearest else "`appliancectl explain` without a name lists what is known"
+        raise NoSuchName(f"nothing is known of {name!r}", hint=hint)
     return found
 
 

@@ -89,7 +89,8 @@ def test_a_unit_is_read(ctl: Ctl, tmp_path: Path) -> None:
     """With its lines that go on, its quotations and its environment."""
     unit = tmp_path / "sglang.service"
     unit.write_text(UNIT)
-    said = ctl("import", "--unit", unit)
+    said = ctl("import", "unit", unit)
+    assert ctl("import", "--unit", unit) == said
     found = tomllib.loads(said.out)
     assert found["model"] == {"path": "/srv/my model"}
     assert found["engine"]["environment"] == ["NCCL_P2P_DISABLE=1", "CUDA_VISIBLE_DEVICES=0,1"]
@@ -102,7 +103,8 @@ def test_a_unit_is_read(ctl: Ctl, tmp_path: Path) -> None:
         (("ollama", "serve"), 1, "GGUF"),
         (("python", "server.py"), 1, "llama-server"),
         (("docker", "run", "--gpus", "all"), 1, "no image"),
-        ((), 2, "--unit FILE"),
+        ((), 2, "unit FILE"),
+        (("unit", "/no/such.service"), 2, "/no/such.service cannot be read: No such file"),
     ],
 )
 def test_what_cannot_be_read_is_said(ctl: Ctl, words: tuple[str, ...], code: int, hint: str) -> None:
@@ -128,3 +130,17 @@ def test_a_unit_that_starts_nothing_and_open_quotations() -> None:
     with pytest.raises(ApplianceError, match="close the quotation"):
         from_unit('ExecStart=/usr/bin/llama-server -m "/x\n')
     assert from_words(["env", "A=1", "nice", "llama-server"]).environment == ("A=1",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--unit", "/"), "/ cannot be read: Is a directory"),
+        (("--unit", "/dev/null", "--", "vllm", "serve", "x"), "either unit FILE or a command line"),
+    ],
+)
+def test_a_unit_that_is_none_and_a_unit_with_a_command_line_are_usage(ctl: Ctl, arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2."""
+    said = ctl("import", *arguments)
+    assert (said.code, said.out) == (2, "")
+    assert words in said.err

@@ -98,3 +98,59 @@ def test_a_closed_stdout_is_no_error() -> None:
         ["/bin/sh", "-c", '"$1" -m appliance.cli config show >&-', "sh", sys.executable], cwd=ROOT, stderr=subprocess.PIPE, timeout=60
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("verb", [("top", "--once"), ("bench",)], ids=["top", "bench"])
+@pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://127.0.0.1:99999", "http://[::1", "http://:80", "http://127.0.0.1:port"])
+def test_an_address_that_is_none_is_refused_with_an_example(ctl, verb: tuple[str, ...], url: str) -> None:
+    """Ports that there are not and brackets that are not closed too."""
+    said = ctl(*verb, "--url", url)
+    assert (said.code, said.out) == (1, "")
+    assert f"{url!r} is no address of a gateway" in said.err
+    assert "http://127.0.0.1:8000" in said.err
+
+
+@pytest.mark.parametrize("verb", [("top", "--once"), ("bench",)], ids=["top", "bench"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"sk-x\xff\n", "it is not ASCII"), (b"", "it is empty"), (b"sk-a\nsk-b\n", "it has 2 lines"), (b"my key\n", "there are spaces")],
+)
+def test_a_file_without_a_key_is_named_and_not_repeated(ctl, tmp_path: Path, verb: tuple[str, ...], content: bytes, words: str) -> None:
+    """It may hold another secret."""
+    (tmp_path / "key").write_bytes(content)
+    said = ctl(*verb, "--url", "http://127.0.0.1:9", "--api-key-file", tmp_path / "key")
+    assert (said.code, said.out) == (1, "")
+    assert f"{tmp_path / 'key'} holds no API key: {words}" in said.err
+    assert "sk-a\n" not in said.err
+
+
+@pytest.mark.parametrize("option", [("top", "--interval"), ("bench", "--timeout"), ("bench", "--days")], ids="".join)
+@pytest.mark.parametrize("value", ["nan", "-1", "soon", "inf"])
+def test_a_number_that_is_none_is_usage(ctl, option: tuple[str, str], value: str) -> None:
+    """NaN is in no range, though no comparison finds it outside."""
+    said = ctl(*option, value)
+    assert (said.code, said.out) == (2, "")
+    assert option[1] in said.err
+
+
+def test_a_name_that_nothing_is_near_is_told_where_the_list_is(ctl) -> None:
+    """Not that "run without a name" is near it."""
+    assert "`appliancectl explain` without a name lists what is known" in ctl("explain", "--zzqqxx").err
+    assert "nearest: --mem-fraction-static" in ctl("explain", "--mem-fraction-statik").err
+
+
+def test_a_wheelhouse_that_is_not_there_is_refused_before_anything_is_fetched(ctl, tmp_path: Path) -> None:
+    """pip would warn, and fetch from elsewhere."""
+    said = ctl("--state-dir", tmp_path, "setup", "--demo", "--wheelhouse", tmp_path / "none")
+    assert said.code == 2
+    assert str(tmp_path / "none") in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_stdin_is_an_empty_one() -> None:
+    """As a service manager may start it."""
+    ended = subprocess.run(
+        ["/bin/sh", "-c", '"$1" -m appliance.cli diagnose - <&-', "sh", sys.executable], cwd=ROOT, capture_output=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (1, b"")
+    assert b"it is empty" in ended.stdout
