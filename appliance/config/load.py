@@ -224,6 +224,8 @@ def _contradictions(config: Config) -> Sequence[str]:
         )
     if bool(config.gateway.tls_certificate) != bool(config.gateway.tls_key):
         found.append("gateway.tls_certificate and gateway.tls_key belong together; set both, or neither")
+    if both := sorted(set(config.admission.length_buckets).intersection(config.admission.fused_lengths)):
+        found.append(f"admission.length_buckets and admission.fused_lengths both have {both[0]}; no prompt can be moved to a fused length")
     if config.engine.backend == "custom" and not config.engine.command:
         found.append('engine.backend = "custom" needs engine.command; write the argument list that starts your engine')
     elif config.engine.backend == "custom" and not any(word in part for part in config.engine.command for word in ("{socket}", "{port}")):

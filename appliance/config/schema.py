@@ -215,6 +215,13 @@ class AdmissionTable:
         minimum=0,
         maximum=16,
     )
+    vram_red_line: float = key(
+        0.98,
+        "While more than this share of a card's memory is taken, long prompts (2048 tokens, or a prefill chunk) wait until nothing else "
+        "runs. One that is answered so moves the line up for as long as the engine lives. 0: not looked at.",
+        minimum=0,
+        maximum=1,
+    )
     max_prompt_tokens: int = key(
         0,
         "Longer prompts are refused with 422, whatever the engine could take; 0: what the engine published as its own limit.",
@@ -229,12 +236,26 @@ class AdmissionTable:
         maximum=100_000_000,
         items=int,
     )
+    auto_fuse: bool = key(
+        True,
+        "Fuse lengths that the appliance itself finds to kill engines: two different prompts of one length convicted, or crashes that have "
+        "a length in common. For [resume] quarantine_ttl_s each time, and said in the status.",
+    )
     length_policy: str = key(
         "reject",
         "What is done with a prompt whose length does not go. reject: it is refused with 422. pad: one of a fused length gets a line break "
-        "more. truncate: that, and one that is too long loses its oldest messages, or the beginning of its text. any: the engine "
-        "judges. A prompt that was altered is marked in the answer's header x-appliance-prompt.",
+        "more, or some. truncate: that, and what is too long or cannot be padded loses its oldest messages, or the beginning of its text. "
+        "any: the engine judges. A prompt that was altered is marked in the answer's header x-appliance-prompt.",
         choices=("reject", "pad", "truncate", "any"),
+    )
+    length_buckets: tuple[int, ...] = key(
+        (),
+        "Lengths in tokens that a prompt is moved to when its own does not go: pad makes it exactly as long as the next of them, at most "
+        "16 tokens more; truncate makes it no longer than the largest that goes. Prompts whose length goes are left alone. Empty: any "
+        "length that goes.",
+        minimum=1,
+        maximum=100_000_000,
+        items=int,
     )
     assumed_answer_tokens: int = key(512, "Length of an answer whose request names no max_tokens.", minimum=1, maximum=10_000_000)
 

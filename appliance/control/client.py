@@ -100,9 +100,9 @@ class AsyncControl:
                 self._drop()  # its answer would otherwise be read as the next question's
                 raise
 
-    async def report(self, kind: str, requests: Sequence[InflightRequest]) -> None:
-        """Tell applianced what is in flight; `kind` is traffic, upstream_lost or client_disconnect. Raises as ask()."""
-        await self.ask("report", kind=kind, requests=[inflight_to_json(request) for request in requests])
+    async def report(self, kind: str, requests: Sequence[InflightRequest], **more: Any) -> dict[str, Any]:
+        """Tell applianced what is in flight; `kind` is one of the report verb's (docs/structures.md). Raises as ask()."""
+        return await self.ask("report", kind=kind, requests=[inflight_to_json(request) for request in requests], **more)
 
     def close(self) -> None:
         """Give the connection up."""

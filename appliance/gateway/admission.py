@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.gateway.envelope import Refused
+from appliance.gateway.memory import Memory
 from appliance.gateway.schedule import Schedule, Ticket
 
 _SMOOTHING = 0.2
@@ -49,9 +50,11 @@ class Lane:
         queue_timeout_s: float,
         max_wait_s: float,
         refused_while_closed: Callable[[], Refused],
+        memory: Memory,
         capacity: int = 0,
     ) -> None:
         self.capacity = capacity
+        self._memory = memory
         self.pool_tokens = 0
         """What the engine's KV pool holds; 0: unknown, or not to be looked at."""
         self.in_use = 0
@@ -96,6 +99,8 @@ class Lane:
         """Give the slot back; `held_s` of a complete answer teaches the estimate."""
         self._let_out(ticket)
         if held_s is not None:
+            if ticket.alone:
+                self._memory.answered(ticket.prompt_tokens)
             self._schedule.settle(ticket)
             mean = self._mean_held_s
             self._mean_held_s = held_s if mean is None else mean + _SMOOTHING * (held_s - mean)
@@ -164,12 +169,16 @@ class Lane:
 
     def _fits(self, ticket: Ticket) -> bool:
         """One alone always does: whether it is too long for the engine is the engine's to say."""
-        return not self.pool_tokens or not self.in_use or self.reserved_tokens + ticket.tokens <= self.pool_tokens
+        if not self.in_use:
+            return True
+        has_room = not self.pool_tokens or self.reserved_tokens + ticket.tokens <= self.pool_tokens
+        return has_room and not self._memory.holds_back(ticket.prompt_tokens)
 
     def _flow_is_open(self, ticket: Ticket) -> bool:
         return not ticket.max_concurrent or self._running_of[ticket.flow] < ticket.max_concurrent
 
     def _let_in(self, ticket: Ticket) -> None:
+        ticket.alone = not self.in_use and bool(self._memory.holds_back(ticket.prompt_tokens))
         self.in_use += 1
         self.reserved_tokens += ticket.tokens
         self._running[ticket] = self._loop.time()
@@ -189,6 +198,8 @@ class Lane:
 
     def _queue(self, ticket: Ticket, returning: bool) -> Waiter:
         waiter = Waiter(ticket, self._loop.time(), self._open_clock_s(), self._loop.create_future())
+        if reason := self._memory.holds_back(ticket.prompt_tokens):
+            self._memory.held_back[reason] += 1
         if returning:
             bisect.insort(self._returning, waiter, key=lambda other: other.ticket.order)
         else:
@@ -291,14 +302,17 @@ class Lane:
         now_s = self._loop.time() + 0.001
         while overdue := [waiter for waiter in self._firsts() if self._due_s(waiter) <= now_s]:
             for waiter in overdue:
-                self._drop(waiter, self._refused_late(self._queue_timeout_s) if self.is_open else self._refused_while_closed())
+                self._drop(
+                    waiter, self._refused_late(waiter.ticket, self._queue_timeout_s) if self.is_open else self._refused_while_closed()
+                )
         self._grant()
         self._rearm()
 
     def _expire_one(self, waiter: Waiter) -> None:
         """Its client waits no longer."""
         waited_s = self._loop.time() - waiter.since_s
-        self._drop(waiter, self._refused_late(waited_s, "X-Request-Timeout") if self.is_open else self._refused_while_closed())
+        refused = self._refused_late(waiter.ticket, waited_s, "X-Request-Timeout") if self.is_open else self._refused_while_closed()
+        self._drop(waiter, refused)
         self._grant()
 
     # refusals
@@ -343,11 +357,22 @@ class Lane:
             retry_after_s=wait_s or 1.0,
         )
 
-    def _refused_late(self, limit_s: float, which: str = "[admission] queue_timeout_s") -> Refused:
+    def _refused_late(self, ticket: Ticket, limit_s: float, which: str = "[admission] queue_timeout_s") -> Refused:
+        if self._memory.holds_back(ticket.prompt_tokens):
+            return self._refused_memory(ticket, limit_s)
         return Refused(
             429,
             "queue_timeout",
             f"no slot became free within {limit_s:.4g} s; {self.in_use} requests run and {self.queue_length} wait",
             hint=f"try again later, or raise {which} or max_concurrent_decodes",
+            retry_after_s=self._retry_after_s(self.queue_length),
+        )
+
+    def _refused_memory(self, ticket: Ticket, waited_s: float) -> Refused:
+        return Refused(
+            503,
+            "memory_short",
+            f"{self._memory.why(ticket.prompt_tokens)}; it was to go in alone, and for {waited_s:.4g} s others ran",
+            hint="try again later, with a shorter prompt, or free memory on the card ([admission] vram_red_line)",
             retry_after_s=self._retry_after_s(self.queue_length),
         )

@@ -12,6 +12,7 @@ from appliance.config.api_keys import PRIORITIES
 from appliance.core.states import EngineState
 from appliance.gateway.connection import ConnectionPolicy
 from appliance.gateway.fallback import Fallback
+from appliance.gateway.fuse import Fuse
 from appliance.gateway.gate import Gate, Standing
 from appliance.gateway.inflight import InflightTable
 from appliance.gateway.metrics import Distribution, Metrics
@@ -30,6 +31,7 @@ class Exposition:
         fallback: Fallback,
         gate: Gate,
         relay: Relay,
+        fuse: Fuse,
         inflight: InflightTable,
         policy: ConnectionPolicy,
         sources: Sources,
@@ -38,6 +40,7 @@ class Exposition:
         self._fallback = fallback
         self._gate = gate
         self._relay = relay
+        self._fuse = fuse
         self._inflight = inflight
         self._policy = policy
         self._sources = sources
@@ -69,6 +72,11 @@ class Exposition:
         yield _gauge("slots_in_use", "Requests that the engine has.", slots.in_use)
         yield _gauge("kv_tokens_pool", "Tokens that requests may reserve of the engine's KV pool; 0: not looked at.", slots.pool_tokens)
         yield _gauge("kv_tokens_reserved", "Tokens of prompts and answers that the engine may need for what it has.", slots.reserved_tokens)
+        yield _gauge(
+            "fused_lengths_learned", "Lengths of prompts that are refused though nobody has configured it.", len(self._fuse.learned)
+        )
+        yield _gauge("memory_red", "1 while a card is over the red line and long prompts go in alone.", self._relay.memory.over)
+        yield _counter("memory_held_back", "Requests that had to wait for memory, by why.", "reason", self._relay.memory.held_back)
         yield _gauge("quarantined_requests", "Bodies that are refused because engines died of them.", len(self._relay.quarantine))
         waiting = GaugeMetricFamily("appliance_queue_priority_length", "Requests that wait for a slot, by class.", labels=("priority",))
         for priority, count in zip(PRIORITIES, slots.waiting_by_level(), strict=True):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.config.schema import AdmissionTable
@@ -35,6 +36,8 @@ COUNT_TIMEOUT_S = 10.0
 COUNTS_AT_ONCE = 2
 """A burst of long prompts must not take the engine's processor from those who are being answered."""
 ANSWER_MAX_BYTES = 64 * 1024
+SAID_MAX = 3
+"""Fused lengths in one sentence."""
 LEARN_MAX_S = 300.0
 """How long the next engine is waited for, to count a prompt that has killed the last one."""
 
@@ -44,23 +47,42 @@ class Limits:
     """What is refused: prompts of more than `most_tokens` (0: none), which is `source`, and those of the lengths in `fused`.
 
     Attributes:
-        learned: of `fused`, those that nobody has configured.
+        learned: of `fused`, those that nobody has configured, and why they are refused.
+        buckets: lengths that a prompt is moved to, in order; empty: to any that goes.
     """
 
     most_tokens: int
     source: str
     fused: frozenset[int]
-    learned: frozenset[int] = frozenset()
+    learned: Mapping[int, str] = field(default_factory=dict)
+    buckets: tuple[int, ...] = ()
+
+    def go(self, prompt_tokens: int) -> bool:
+        """A prompt of so many tokens is passed on."""
+        return prompt_tokens not in self.fused and not 0 < self.most_tokens < prompt_tokens
+
+    def is_bucket(self, prompt_tokens: int) -> bool:
+        """One may be lengthened to so many."""
+        return self.go(prompt_tokens) and (not self.buckets or prompt_tokens in self.buckets)
+
+    def within_buckets(self, prompt_tokens: int) -> bool:
+        """One may be shortened to so many: buckets bound it, whole messages cannot meet a number exactly."""
+        return self.go(prompt_tokens) and (not self.buckets or prompt_tokens <= max(filter(self.go, self.buckets), default=0))
+
+    def bucket_above(self, prompt_tokens: int) -> int | None:
+        """The nearest longer one."""
+        return next((bucket for bucket in self.buckets if bucket > prompt_tokens and self.go(bucket)), None)
 
 
-def limits_of(admission: AdmissionTable, engine: EngineLimits | None, learned: frozenset[int] = frozenset()) -> Limits:
+def limits_of(admission: AdmissionTable, engine: EngineLimits | None, learned: Mapping[int, str] | None = None) -> Limits:
     """The owner's limit or the engine's, whichever is lower."""
+    learned = learned or {}
     most, source = admission.max_prompt_tokens, "[admission] max_prompt_tokens"
     if engine is not None and engine.context_length_tokens:
         own = min(engine.context_length_tokens - 1, engine.max_prompt_tokens or engine.context_length_tokens)
         if not most or own <= most:
             most, source = own, "the engine's"
-    return Limits(most, source, learned.union(admission.fused_lengths), learned)
+    return Limits(most, source, frozenset((*learned, *admission.fused_lengths)), learned, tuple(sorted(set(admission.length_buckets))))
 
 
 def must_count(body_bytes: int, limits: Limits) -> bool:
@@ -83,15 +105,22 @@ def judge(prompt_tokens: int, limits: Limits, param: str) -> Refused | None:
         fits = next(length for length in range(prompt_tokens - 1, -1, -1) if length not in limits.fused)
         why = "the engine crashes on some of them: [admission] fused_lengths"
         if prompt_tokens in limits.learned:
-            why = "engines have died of different ones of this length, alone with each: it is refused for a while"
+            why = f"{limits.learned[prompt_tokens]}: it is refused for a while ([admission] auto_fuse)"
         return Refused(
             422,
             "length_fused",
             f"prompts of exactly {prompt_tokens} tokens are refused, because {why}",
-            hint=f"make it shorter or longer; the nearest shorter one that fits has {fits} tokens",
+            hint=f"make it shorter or longer; the nearest shorter one that fits has {fits} tokens{_bucket_words(prompt_tokens, limits)}",
             param=param,
         )
     return None
+
+
+def _bucket_words(prompt_tokens: int, limits: Limits) -> str:
+    if not limits.buckets:
+        return ""
+    above = limits.bucket_above(prompt_tokens)
+    return f", and the next of [admission] length_buckets is {above}" if above is not None else ", and no longer one is in length_buckets"
 
 
 class Fuse:
@@ -104,7 +133,7 @@ class Fuse:
         self._gate = gate
         self._metrics = metrics
         self._turn = asyncio.Semaphore(COUNTS_AT_ONCE)
-        self._seen: tuple[EngineLimits | None, frozenset[int]] = (None, frozenset())
+        self._seen: tuple[EngineLimits | None, Mapping[int, str]] = (None, {})
         self._limits = limits_of(admission, None)
         self._cannot_count: int | None = None
         """The generation of an engine without the counting endpoint."""
@@ -119,7 +148,7 @@ class Fuse:
             return
         limits = self._limits_now()
         refused = None
-        if request.prompt_tokens is None and must_count(len(request.body), limits):
+        if request.prompt_tokens is None and (request.losses.lives or must_count(len(request.body), limits)):
             refused = await self._count(request)
         if request.prompt_tokens is not None:
             refused = judge(request.prompt_tokens, limits, COUNTED[request.path])
@@ -134,12 +163,11 @@ class Fuse:
         if policy == "reject" or request.attempt or (refused.code != "length_fused" and policy != "truncate"):
             return False
         document = json.loads(request.body)
+        how, made = "padded", None
         if refused.code == "length_fused":
-            how = "padded"
-            made = await self._first_that_goes(request, limits, list(longer(request.path, document)))
-        else:
-            how = "truncated"
-            made = await self._least_that_goes(request, limits, shorter(request.path, document))
+            made = await self._lengthened(request, limits, document)
+        if made is None and policy == "truncate":
+            how, made = "truncated", await self._least_that_goes(request, limits, shorter(request.path, document))
         if made is None:
             return False
         request.body, request.prompt_tokens = made
@@ -147,9 +175,13 @@ class Fuse:
         self._metrics.altered[how] += 1
         return True
 
-    async def _first_that_goes(self, request: LiveRequest, limits: Limits, prompts: list[Json]) -> tuple[bytes, int] | None:
-        for document in prompts:
-            if (made := await self._tried(request, limits, document)) is not None:
+    async def _lengthened(self, request: LiveRequest, limits: Limits, document: Json) -> tuple[bytes, int] | None:
+        assert request.prompt_tokens is not None, "it was fused for its number of tokens"
+        above = limits.bucket_above(request.prompt_tokens)
+        if limits.buckets and above is None:
+            return None
+        for longer_one in longer(request.path, document, above - request.prompt_tokens if above is not None else 0):
+            if (made := await self._tried(request, limits.is_bucket, longer_one)) is not None:
                 return made
         return None
 
@@ -158,22 +190,22 @@ class Fuse:
         made, low, high = None, 0, len(ways)
         while low < high:
             middle = (low + high) // 2
-            found = await self._tried(request, limits, ways[middle]())
+            found = await self._tried(request, limits.within_buckets, ways[middle]())
             if found is None:
                 low = middle + 1
             else:
                 made, high = found, middle
         return made
 
-    async def _tried(self, request: LiveRequest, limits: Limits, document: Json) -> tuple[bytes, int] | None:
+    async def _tried(self, request: LiveRequest, goes: Callable[[int], bool], document: Json) -> tuple[bytes, int] | None:
         body = json.dumps(document, separators=(",", ":")).encode()
         tokens, refused = await self._counted(request, body)
-        return (body, tokens) if refused is None and tokens is not None and judge(tokens, limits, "") is None else None
+        return (body, tokens) if refused is None and tokens is not None and goes(tokens) else None
 
     def _limits_now(self) -> Limits:
         publication = self._gate.view.publication
         engine, learned = publication.limits if publication is not None else None, self._lethal.current()
-        if engine is not self._seen[0] or learned != self._seen[1]:
+        if engine is not self._seen[0] or learned is not self._seen[1]:
             self._seen, self._limits = (engine, learned), limits_of(self._admission, engine, learned)
         return self._limits
 
@@ -185,9 +217,23 @@ class Fuse:
             task.add_done_callback(self._learning.discard)
 
     @property
-    def learned(self) -> frozenset[int]:
-        """Lengths that are refused though nobody has configured that."""
+    def learned(self) -> Mapping[int, str]:
+        """Lengths that are refused though nobody has configured that, and why."""
         return self._lethal.current()
+
+    def advise(self, fused_lengths: object) -> None:
+        """What applianced says of lengths that go with crashes: `tokens` and `why` of each."""
+        for one in fused_lengths if isinstance(fused_lengths, list) else []:
+            tokens, why = (one.get("tokens"), one.get("why")) if isinstance(one, dict) else (None, None)
+            if isinstance(tokens, int) and isinstance(why, str) and self._lethal.advised(tokens, why):
+                self._metrics.learned_lengths += 1
+                log.warning("prompts of exactly %d tokens are refused from now on, because %s", tokens, why)
+
+    @property
+    def sentence(self) -> str:
+        """For people, while lengths are refused that nobody has configured; else empty."""
+        said = [f"prompts of exactly {tokens} tokens are refused, because {why}" for tokens, why in sorted(self.learned.items())]
+        return "; ".join(said[:SAID_MAX]) + (f"; and {len(said) - SAID_MAX} lengths more" if len(said) > SAID_MAX else "")
 
     async def _learn(self, request: LiveRequest, fingerprint: str) -> None:
         due_s = asyncio.get_running_loop().time() + LEARN_MAX_S

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections import Counter
+from collections import Counter, deque
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 _DURATION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+HEALTHY_LENGTHS = 500
 _TOKENS = tuple(float(2**power) for power in range(4, 18))
 
 
@@ -49,6 +50,8 @@ class Metrics:
         """padded or truncated → prompts that were altered so that their length goes."""
         self.fuse_trips: Counter[str] = Counter()
         """Code of the error → prompts that were refused for their length."""
+        self.healthy_lengths: deque[int] = deque(maxlen=HEALTHY_LENGTHS)
+        """Tokens of the last prompts that were answered, where the engine has said how many they were."""
         self.count_time = Distribution(_FIRST_TOKEN_S)
         self.first_token = Distribution(_FIRST_TOKEN_S)
         self.inter_token = Distribution(_INTER_TOKEN_S)

@@ -17,6 +17,7 @@ from appliance.gateway.admission import Lane
 from appliance.gateway.connection import ConnectionPolicy
 from appliance.gateway.envelope import JSON_TYPE, Refused
 from appliance.gateway.exposition import CONTENT_TYPE, Exposition
+from appliance.gateway.fuse import Fuse
 from appliance.gateway.gate import Gate, Standing, sentence_of
 from appliance.gateway.headers import Headers
 from appliance.gateway.incident_page import incident_page
@@ -38,6 +39,7 @@ class Pages:
         config: Config,
         gate: Gate,
         relay: Relay,
+        fuse: Fuse,
         inflight: InflightTable,
         metrics: Metrics,
         policy: ConnectionPolicy,
@@ -47,6 +49,7 @@ class Pages:
         self._config = config
         self._gate = gate
         self._relay = relay
+        self._fuse = fuse
         self._inflight = inflight
         self._metrics = metrics
         self._policy = policy
@@ -73,14 +76,19 @@ class Pages:
 
     def status(self) -> dict[str, Any]:
         """All that a person, a dashboard or a router in front may want to know."""
-        view, slots = self._gate.view, self._relay.slots
+        view, slots, memory = self._gate.view, self._relay.slots, self._relay.memory
         return {
             "standing": self._gate.standing.value,
-            "sentence": sentence_of(view),
+            "sentence": "; ".join(filter(None, (sentence_of(view), memory.sentence, self._fuse.sentence))),
             "applianced_connected": view.connected,
             "publication": to_json(view.publication),
             "slots": {"capacity": slots.capacity, "in_use": slots.in_use, "holding": self._holding()},
             "kv_tokens": {"pool": slots.pool_tokens, "reserved": slots.reserved_tokens},
+            "memory": {"over": memory.over, "sentence": memory.sentence, "held_back": dict(memory.held_back)},
+            "fused_lengths": {
+                "configured": list(self._config.admission.fused_lengths),
+                "learned": [{"tokens": tokens, "why": why} for tokens, why in sorted(self._fuse.learned.items())],
+            },
             "queue": self._queue(slots),
             "inflight": to_json(self._inflight.all()[:LISTED_MAX]),
             "totals": {

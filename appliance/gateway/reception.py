@@ -74,6 +74,7 @@ class Reception:
                 request_id=request_id,
                 flow=key.name or _address(scope),
                 tokens=self._tokens(route, facts, len(body)),
+                prompt_tokens=self._sizes.estimate(len(body)),
                 level=_level(key, priority),
                 max_concurrent=key.max_concurrent,
                 max_queued=key.max_queued,
@@ -89,6 +90,7 @@ class Reception:
         if request.prompt_tokens is not None:
             ticket = request.ticket
             ticket.tokens = max(1, ticket.tokens - self._sizes.estimate(body_bytes) + request.prompt_tokens)
+            ticket.prompt_tokens = request.prompt_tokens
 
     def account(self, request: LiveRequest) -> Account:
         """For its answer."""
@@ -103,6 +105,8 @@ class Reception:
         prompt = request.prompt_tokens if request.prompt_tokens is not None else account.prompt_tokens
         answer = account.answer_tokens if account.usage is not None or not request.notes.ids else request.notes.count
         self._profiler.answered(prompt, answer, account.usage.cached_tokens if account.usage is not None else 0)
+        if account.usage is not None:
+            self._metrics.healthy_lengths.append(prompt)
         self._metrics.prompt_length.observe(prompt)
         self._metrics.answer_length.observe(answer)
         self._metrics.tokens["in", how] += prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from appliance.config import Config
 from appliance.core.requests import Resumability
@@ -15,6 +16,7 @@ from appliance.gateway.exchange import Exchange
 from appliance.gateway.fuse import Fuse
 from appliance.gateway.gate import Gate, Standing
 from appliance.gateway.inflight import InflightTable, LiveRequest
+from appliance.gateway.memory import Memory
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.quarantine import Quarantine
 from appliance.gateway.report import Reporter
@@ -38,8 +40,9 @@ class Relay:
         self._inflight = inflight
         self._reporter = reporter
         self._metrics = metrics
-        self.slots = self._lane()
-        self.reads = self._lane()
+        self.memory = Memory(config.admission.vram_red_line)
+        self.slots = self._lane(self.memory)
+        self.reads = self._lane(Memory(0))
         self.trials = Trials(inflight, lambda: not self.slots.in_use, self._make_room, self.settle)
         self.quarantine = Quarantine(config.resume.quarantine_ttl_s, asyncio.get_running_loop().time)
         self._aftermath = Aftermath(config.resume, gate, inflight, self.trials, self.quarantine, fuse.learn)
@@ -116,6 +119,7 @@ class Relay:
         if life is None or self._gate.standing is not Standing.OPEN:
             return UpstreamLost(LossKind.CONNECT, "the engine went away in this moment")
         await self._fuse.check(request)  # nobody could count it before, or this life holds less than the last one
+        self._tell_length(request)
         request.generation = life.generation
         request.attempt += 1
         try:
@@ -127,11 +131,18 @@ class Relay:
                 log.warning("generation %d lost with %d requests in flight: %s", life.generation, len(shapes), lost)
                 self._reporter.upstream_lost(shapes)
             if lost.delivered:
-                request.lost_life = life
+                request.lost_life, request.lost_generation = life, life.generation
             else:
                 request.attempt -= 1
             return lost
         return None
+
+    def _tell_length(self, request: LiveRequest) -> None:
+        """An engine was lost with it, and now it has been counted: lengths that crashes have in common are diagnosis's to find."""
+        if request.lost_generation and request.prompt_tokens is not None:
+            (shape,) = self._inflight.shapes([request])
+            self._reporter.weighed(replace(shape, generation=request.lost_generation))
+            request.lost_generation = 0
 
     async def _admit(self, request: LiveRequest, lane: Lane, *, returning: bool) -> None:
         """Wait for its turn, or, for a suspect, for its trial. Raises Refused."""
@@ -167,8 +178,9 @@ class Relay:
         known = publication.limits.kv_tokens if publication is not None and publication.limits is not None else 0
         return int(known * self._config.admission.kv_fill)
 
-    def _lane(self) -> Lane:
+    def _lane(self, memory: Memory) -> Lane:
         return Lane(
+            memory=memory,
             queue_size=self._config.admission.queue_size,
             queue_timeout_s=self._config.admission.queue_timeout_s,
             max_wait_s=self._config.resume.max_wait_s,

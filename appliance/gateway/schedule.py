@@ -38,8 +38,10 @@ class Ticket:
         level: its class; 0 goes first.
         max_concurrent, max_queued: of its flow; 0: no limit.
         due_s: on the loop's clock, when its client stops waiting; None: never.
+        prompt_tokens: of its prompt, as far as known.
         used_tokens: prompt and answer as they were, once the engine has said so.
         bypassed: grants to others while it was first and the KV pool too full for it.
+        alone: it went in when nothing else ran, because it was held back for its memory.
     """
 
     order: int
@@ -50,8 +52,10 @@ class Ticket:
     max_concurrent: int = 0
     max_queued: int = 0
     due_s: float | None = None
+    prompt_tokens: int = 1
     used_tokens: int | None = None
     bypassed: int = 0
+    alone: bool = False
 
 
 LEVELS = 3

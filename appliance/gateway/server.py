@@ -21,6 +21,7 @@ from appliance.control.client import AsyncControl, subscribe
 from appliance.core.errors import ApplianceError
 from appliance.core.publication import Publication
 from appliance.gateway.actions import Actions
+from appliance.gateway.advisor import Advisor
 from appliance.gateway.app import App
 from appliance.gateway.connection import KEEP_ALIVE_S, ClientConnection, ConnectionPolicy
 from appliance.gateway.cors import Cors
@@ -62,16 +63,18 @@ class Server:
         self._files = files
         self._control_path = run_dir / "control.sock"
         self._policy = ConnectionPolicy(gateway.header_timeout_s, gateway.write_timeout_s, gateway.disconnect_grace_s)
-        self._reporter = Reporter(AsyncControl(self._control_path))
         self._gate = Gate(self._moved)
         metrics, inflight = Metrics(), InflightTable(load_key(state_dir))
-        lethal = LethalLengths(config.resume.quarantine_ttl_s, asyncio.get_running_loop().time)
-        fuse = Fuse(config.admission, self._gate, metrics, lethal)
+        self._reporter = Reporter(AsyncControl(self._control_path), metrics.healthy_lengths)
+        fused_s = config.resume.quarantine_ttl_s if config.admission.auto_fuse else 0.0
+        fuse = Fuse(config.admission, self._gate, metrics, LethalLengths(fused_s, asyncio.get_running_loop().time))
+        self._reporter.advised = fuse.advise
         self._relay = Relay(config, self._gate, fuse, inflight, self._reporter, metrics)
         self._sources = Sources(self._gate, AsyncControl(self._control_path))
-        exposition = Exposition(metrics, files.fallback, self._gate, self._relay, inflight, self._policy, self._sources)
+        exposition = Exposition(metrics, files.fallback, self._gate, self._relay, fuse, inflight, self._policy, self._sources)
+        self._advisor = Advisor(AsyncControl(self._control_path), self._gate, self._relay.memory, fuse.advise, self._moved)
         self._asker = AsyncControl(self._control_path)
-        pages = Pages(config, self._gate, self._relay, inflight, metrics, self._policy, exposition, self._asker)
+        pages = Pages(config, self._gate, self._relay, fuse, inflight, metrics, self._policy, exposition, self._asker)
         actions = Actions(self._asker, enabled=gateway.admin_actions)
         self._live = Live(AsyncControl(self._control_path), pages.status, Recent(metrics), self._relay, inflight, actions, self._policy)
         self._profiler = Profiler(state_dir, config.metrics.traffic_days, time.time)
@@ -98,7 +101,7 @@ class Server:
         where = ", ".join(url_of(listener, tls=self._files.tls is not None, as_bound=True) for listener in listeners)
         log.info("listening on %s", where)
         self._notifier.notify(f"READY=1\nSTATUS=listening on {where}")
-        looking = self._live.keep_asking(), self._live.keep_series()
+        looking = self._live.keep_asking(), self._live.keep_series(), self._advisor.keep()
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(each) for each in (self._follow(), self._keep_time(), self._profiler.keep(), *looking)]
             await self._signals.get()
@@ -111,6 +114,7 @@ class Server:
         self._reporter.close()
         self._sources.close()
         self._live.close()
+        self._advisor.close()
         self._asker.close()
 
     async def _listen(self, listener: socket.socket) -> asyncio.Server:

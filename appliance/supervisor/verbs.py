@@ -16,12 +16,15 @@ from appliance.core.printable import printable
 from appliance.core.requests import InflightRequest
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
+from appliance.supervisor.crash_lengths import HEALTHY_MAX, FusedLength, crash_lengths, with_lengths
 from appliance.supervisor.daemon import Supervisor
 from appliance.supervisor.views import Views
 
 INCIDENTS_MAX = 1000
-REPORT_KINDS = ("traffic", "upstream_lost", "client_disconnect")
+REPORT_KINDS = ("traffic", "upstream_lost", "client_disconnect", "weighed")
 REASON_MAX_CHARS = 300
+WEIGHED_MAX = 20
+"""Incidents back: engines may have died again before the prompts that one has met could be counted."""
 
 log = structlog.get_logger()
 Arguments = Mapping[str, Any]
@@ -32,6 +35,8 @@ class Verbs:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
+        self._fused: tuple[FusedLength, ...] = ()
+        """What the gateway was advised last."""
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -64,6 +69,7 @@ class Verbs:
             "state_for_s": round(time.monotonic() - state.since_s, 3),
             "sensors": supervisor.sensors(),
             "xids": {str(number): count for number, count in sorted(supervisor.desk.xids.items())},
+            "fused_lengths": to_json(self._fused),
         }
 
     async def incidents(self, arguments: Arguments) -> Arguments:
@@ -108,14 +114,16 @@ class Verbs:
         return answer
 
     async def report(self, arguments: Arguments) -> Arguments:
-        """What the gateway has in flight."""
-        _no_more(arguments, "kind", "requests")
+        """What the gateway has in flight; `weighed`: how long the prompts were that the last crash met, answered with what to refuse."""
+        _no_more(arguments, "kind", "requests", "lengths")
         kind, requests = arguments.get("kind", "traffic"), arguments.get("requests", [])
         if kind not in REPORT_KINDS:
             raise ControlError(f"kind = {kind!r} is none of {', '.join(REPORT_KINDS)}")
         if not isinstance(requests, list):
             raise CodecError(f"requests = {str(requests)[:80]!r} is no list")
         shapes = tuple(inflight_from_json(request) for request in requests)
+        if kind == "weighed":
+            return await self._weighed(shapes, arguments.get("lengths", []))
         self._supervisor.desk.add_report(kind, shapes)
         if kind == "upstream_lost":
             self._complete_incident(shapes)
@@ -130,6 +138,21 @@ class Verbs:
         if lost:
             incident["inflight"] = lost
             self._supervisor.store.amend(incident["incident_id"], inflight=lost)
+
+    async def _weighed(self, shapes: Sequence[InflightRequest], healthy: object) -> Arguments:
+        """Lengths that were counted after the crash complete its incident, and with the others may make a pattern."""
+        if not isinstance(healthy, list) or len(healthy) > HEALTHY_MAX or not all(type(tokens) is int for tokens in healthy):
+            raise CodecError(f"lengths = {str(healthy)[:80]!r} is no list of at most {HEALTHY_MAX} whole numbers")
+        store, last = self._supervisor.store, self._supervisor.casework.last_incident
+        known = {(shape.generation, shape.request_id): shape.prompt_tokens for shape in shapes}
+        for incident in await asyncio.to_thread(store.recent, WEIGHED_MAX):
+            counted = with_lengths(incident, known)
+            if counted is not None:
+                store.amend(incident["incident_id"], inflight=counted)
+                if last is not None and last["incident_id"] == incident["incident_id"]:
+                    last["inflight"] = counted
+        self._fused = await asyncio.to_thread(lambda: crash_lengths(store.recent(INCIDENTS_MAX), healthy, time.time()))
+        return {"fused_lengths": to_json(self._fused)}
 
     async def _ask(self, event: ev.Event, done: str) -> Arguments:
         before, after = await self._supervisor.obey(event)

@@ -1,6 +1,7 @@
 """The engine's HTTP side over a scripted engine: in this process for tests, or as a program of its own.
 
 python -m tests.fakes.serve_scripted --socket PATH --model FOLDER [--step-s S] [--load-s S] [--context N] [--poison ID] [--poison-length N]
+    [--once FOLDER]
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -143,11 +145,21 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--poison", type=int, default=-1, help="a prompt that begins with this token id ends the process")
     parser.add_argument("--poison-length", type=int, default=-1, help="a prompt of so many tokens ends the process")
+    parser.add_argument("--once", type=Path, help="dies of each such prompt only the first time; what it has met is kept here")
     options = parser.parse_args()
     configure_evidence()
 
+    def spared(request: GenerateRequest) -> bool:
+        if options.once is None:
+            return False
+        met = options.once / hashlib.sha256(repr(request.prompt_ids).encode()).hexdigest()
+        known = met.exists()
+        met.touch()
+        return known
+
     def script(request: GenerateRequest) -> Sequence[int]:
-        if request.prompt_ids[0] == options.poison or len(request.prompt_ids) == options.poison_length:
+        poisonous = request.prompt_ids[0] == options.poison or len(request.prompt_ids) == options.poison_length
+        if poisonous and not spared(request):
             os.kill(os.getpid(), signal.SIGKILL)
         return echo(request)
 

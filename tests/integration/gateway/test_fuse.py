@@ -186,3 +186,23 @@ async def test_a_fused_length_is_stepped_over(run_dir: Path, monkeypatch: pytest
     assert (padded.status, padded.headers.get("x-appliance-prompt")) == (200, "padded"), padded.body
     assert fused + 1 < padded.json()["usage"]["prompt_tokens"] < fused + 9
     assert long.status == 422
+
+
+async def test_a_fused_length_goes_to_its_bucket(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly, over more than one token; a bucket out of reach is refused with both numbers under `pad`, and cut under `truncate`."""
+    async with engine_behind(run_dir, monkeypatch) as (running, _):
+        fused, far = [(await asked(running, "dog " * count)).json()["usage"]["prompt_tokens"] for count in (20, 40)]
+        prompt = (await running.post({"prompt": "dog " * 100, "max_tokens": 1}, "/v1/completions")).json()["usage"]["prompt_tokens"]
+    assert fused + 7 < far < prompt
+    settings = (f"admission.fused_lengths=[{fused},{far},{prompt}]", f"admission.length_buckets=[{fused + 7},{prompt + 100}]")
+    for policy, cut in (("pad", 422), ("truncate", 200)):
+        (run_dir / policy).mkdir()
+        async with engine_behind(run_dir / policy, monkeypatch, *settings, f"admission.length_policy={policy}") as (running, _):
+            padded, refused = await asked(running, "dog " * 20), await asked(running, "dog " * 40)
+            text = await running.post({"prompt": "dog " * 100, "max_tokens": 1}, "/v1/completions")
+        assert (padded.headers.get("x-appliance-prompt"), padded.json()["usage"]["prompt_tokens"]) == ("padded", fused + 7)
+        assert (refused.status, refused.error()["code"]) == (422, "length_fused")
+        assert f"the next of [admission] length_buckets is {prompt + 100}" in refused.error()["message"]
+        assert text.status == cut
+    assert text.headers["x-appliance-prompt"] == "truncated"
+    assert fused + 7 < text.json()["usage"]["prompt_tokens"] <= prompt

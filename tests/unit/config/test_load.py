@@ -117,6 +117,12 @@ def test_all_errors_are_told_at_once(tmp_path: Path) -> None:
     assert lines[3] == "command line: unknown key engine.thread; did you mean engine.threads?"
 
 
+def test_a_bucket_that_is_fused_is_a_contradiction() -> None:
+    """No prompt could be moved there."""
+    refused = _refusal(None, {"admission.fused_lengths": (127, 255), "admission.length_buckets": (128, 255)})
+    assert refused == "admission.length_buckets and admission.fused_lengths both have 255; no prompt can be moved to a fused length"
+
+
 def test_a_missing_file_and_an_unreadable_one_are_refused(tmp_path: Path) -> None:
     """The cure is in the message; a folder is no file."""
     assert "cannot be read (No such file or directory); give another file with --config" in _refusal(tmp_path / "none.toml")

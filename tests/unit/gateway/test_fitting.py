@@ -54,11 +54,34 @@ def test_a_text_loses_its_beginning() -> None:
 def test_line_breaks_where_no_template_takes_them_away() -> None:
     """Inside the last message, in front of the text."""
     assert [document["messages"][-1]["content"] for document in longer(MESSAGES, conversation("user", "user"))] == [
-        "user \n1",
-        "user \n\n1",
-        "user \n\n\n1",
-        "user \n\n\n\n1",
+        "user\n 1",
+        "user\n\n 1",
+        "user\n\n\n 1",
+        "user\n\n\n\n 1",
     ]
     assert list(longer(CHAT, {"messages": [{"role": "user", "content": " word "}]})) == []
     assert next(longer(TEXT, {"prompt": "x"})) == {"prompt": "\nx"}
     assert list(longer(TEXT, {"prompt": [1, 2]})) == list(longer(CHAT, {"messages": [{"content": [{}]}]})) == []
+
+
+def test_breaks_stand_apart_where_a_bucket_is_further_off() -> None:
+    """In one place they would become one token: behind the four that are tried there, one in front of each of the last words."""
+    tried = [document["messages"][-1]["content"] for document in longer(CHAT, {"messages": [{"content": "a b c d"}]}, 3)]
+    assert tried[4:] == ["a b\n c\n d"]
+    tried = [document["messages"][-1]["content"] for document in longer(CHAT, {"messages": [{"content": "a b c d e"}]}, 3)]
+    assert tried[4:] == ["a b c\n d\n e", "a b\n c\n d\n e"]
+    assert [document["prompt"] for document in longer(TEXT, {"prompt": "a b c d e"}, 3)][4:] == ["\na\n b c d e", "\na\n b\n c d e"]
+
+
+def test_no_more_than_sixteen_breaks_apart() -> None:
+    """However far off the bucket is; and none without one."""
+    words = {"prompt": "word " * 100}
+    assert len(list(longer(TEXT, words, 400))) == 4 + 15
+    assert len(list(longer(TEXT, words))) == 4
+
+
+def test_breaks_are_all_that_is_added() -> None:
+    """Whoever takes them out has the client's text."""
+    words = " ".join(f"w{number}" for number in range(40))
+    for document in longer(MESSAGES, {"messages": [{"role": "user", "content": words}]}, 16):
+        assert document["messages"][-1]["content"].replace("\n", "") == words

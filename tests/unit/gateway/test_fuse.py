@@ -64,3 +64,35 @@ def test_a_fused_length_is_refused_and_its_neighbours_are_not() -> None:
     assert (refused.status, refused.code) == (422, "length_fused")
     assert "255 tokens" in str(refused)
     assert "the nearest shorter one that fits has 253 tokens" in str(refused)
+
+
+BUCKETS = Limits(600, "x", frozenset({127, 255, 256, 511}), buckets=(128, 256, 512, 700))
+
+
+@pytest.mark.parametrize(("tokens", "above"), [(127, 128), (255, 512), (511, 512), (512, None), (600, None)])
+def test_the_next_bucket_is_one_that_goes(tokens: int, above: int | None) -> None:
+    """Not a fused one, and none above the limit."""
+    assert BUCKETS.bucket_above(tokens) == above
+
+
+def test_what_is_moved_ends_in_a_bucket_or_below_one() -> None:
+    """Lengthened exactly to one; shortened to no more than the largest that goes. Without buckets: to whatever goes."""
+    assert [tokens for tokens in range(700) if BUCKETS.is_bucket(tokens)] == [128, 512]
+    assert max(tokens for tokens in range(700) if BUCKETS.within_buckets(tokens)) == 512
+    assert not BUCKETS.within_buckets(127)
+    free = Limits(600, "x", frozenset({127}))
+    assert [free.is_bucket(tokens) for tokens in (126, 127, 128, 601)] == [True, False, True, False]
+    assert free.within_buckets(600)
+
+
+def test_a_refusal_names_the_bucket() -> None:
+    """Whoever makes the prompt himself can meet it."""
+    refused, last = judge(127, BUCKETS, "messages"), judge(511, Limits(0, "x", frozenset({511}), buckets=(128,)), "messages")
+    assert "the nearest shorter one that fits has 126 tokens, and the next of [admission] length_buckets is 128" in str(refused)
+    assert "no longer one is in length_buckets" in str(last)
+    assert "length_buckets" not in str(judge(127, Limits(0, "x", frozenset({127})), "messages"))
+
+
+def test_the_owner_s_buckets_are_put_in_order() -> None:
+    """As he may have written them."""
+    assert limits_of(AdmissionTable(length_buckets=(512, 128, 512)), ENGINE).buckets == (128, 512)
