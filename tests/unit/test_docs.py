@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+from appliance.cli.__main__ import run
 from appliance.cli.verbs import VERBS, appliancectl
 from appliance.config.reference import reference
 from appliance.config.schema import keys_of, tables
@@ -36,6 +37,24 @@ def test_the_configuration_reference_is_current() -> None:
     """A key that is new fails here, with the command that mends it."""
     committed = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
     assert committed == reference(), "run: python -m appliance.config.reference > docs/configuration.md"
+
+
+def test_the_plan_that_the_guide_explains_is_the_planners(capsys: pytest.CaptureFixture[str]) -> None:
+    """The budget of the 3090, printed by the command that stands over it."""
+    text = (ROOT / "docs/budget-3090.md").read_text(encoding="utf-8")
+    block = re.search(r"```console\n\$ appliancectl (.*?[^\\])\n(.*?)\n```", text, re.DOTALL)
+    assert block is not None
+    assert run(shlex.split(block[1].replace("\\\n", " "))) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.rstrip("\n").split("\n")]
+    assert block[2].split("\n") == printed
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_the_links_outside_of_the_guide_lead_somewhere(page: Path) -> None:
+    """mkdocs looks at docs/ alone; these name files of the repository."""
+    text = page.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 def commands(text: str) -> Iterator[list[str]]:
