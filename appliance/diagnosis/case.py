@@ -33,7 +33,7 @@ _ENGINE_NAME = re.compile(
     r"ik_llama|server$|main$|app$|conda|uv$|ktransformers|applianced|appliance|engine)",
     re.IGNORECASE,
 )
-_UNIT = re.compile(r"(?P<unit>[\w@.:\\-]{1,120}\.service): (?:[Mm]ain process exited|Failed with result)")
+UNIT = re.compile(r"(?P<unit>[\w@.:\\-]{1,120}\.service): (?:[Mm]ain process exited|Failed with result)")
 _LOG_PID = re.compile(r"\bpid[=: ]+(\d{2,8})|\bPID (\d{2,8})|\[(\d{3,8})\]")
 
 
@@ -109,7 +109,7 @@ class Case:
     @functools.cached_property
     def engine_units(self) -> frozenset[str]:
         """systemd's units that may be the engine's: those whose main process ended, and of these the ones with an engine's name."""
-        ended = (_UNIT.search(event.text) for event in self.named("unit_down") if event.source is Source.SYSTEMD)
+        ended = (UNIT.search(event.text) for event in self.named("unit_down") if event.source is Source.SYSTEMD)
         units = frozenset(match["unit"] for match in ended if match is not None and not of_the_system(match["unit"]))
         return frozenset(filter(of_engine, units)) or units
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ def explains(deeper: Event, other: Event) -> str | None:
     if deeper.cause is other.cause and deeper.depth < other.depth:
         return "the same event in other words"
     named = None if other.cause is None else edges().get((deeper.cause, other.cause))
-    if named is not None and (deeper.tier <= other.tier or deeper.order < other.order):
+    mutual = other.cause is not None and (other.cause, deeper.cause) in edges()
+    if named is not None and (deeper.order < other.order or (deeper.tier <= other.tier and not mutual)):
         return named
     if deeper.tier < other.tier:
         return "a deeper fault stands in its window"
@@ -77,8 +79,9 @@ def decide(events: Sequence[Event]) -> Verdict:
     anchor = _anchor(events)
     inside: list[Event] = []
     outside: list[tuple[Event, str]] = []
+    waited_s = _longest_wait(suspects)
     for event in suspects:
-        reason = why_outside(event, anchor)
+        reason = why_outside(event, anchor, waited_s)
         if reason is None:
             inside.append(event)
         else:
@@ -88,10 +91,24 @@ def decide(events: Sequence[Event]) -> Verdict:
     candidates = sorted(unexplained or deepest, key=lambda event: event.depth)
     if not candidates:
         return Verdict(None, (), tuple(outside), ())
-    root = candidates[0]
+    root = _quoted_by(candidates[0], inside)
     rivals = tuple(event for event in candidates[1:] if event.cause is not root.cause and event.tier == root.tier)
     explained = tuple(event for event in inside if event is not root and event not in rivals)
     return Verdict(root, explained, tuple(outside), rivals)
+
+
+_RAISED = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (.{20,})$")
+
+
+def _quoted_by(root: Event, inside: Sequence[Event]) -> Event:
+    """The exception that the root's sentence passes on in its own words, or puts without the numbers; else the root itself."""
+    for event in inside:
+        if event.cause is not root.cause or event.source is not root.source or event.tier != root.tier or event.order >= root.order:
+            continue
+        said = _RAISED.search(event.text)
+        if (said is not None and said[1][:200] in root.text) or ("asked_bytes" in event.fields and "asked_bytes" not in root.fields):
+            return event
+    return root
 
 
 def _deepest(suspects: Sequence[Event]) -> list[Event]:
@@ -115,7 +132,15 @@ def _anchor(events: Sequence[Event]) -> Event | None:
     return exits[0] if exits else others[-1] if others and not engine else None
 
 
-def why_outside(event: Event, anchor: Event | None) -> str | None:
+def _longest_wait(suspects: Sequence[Event]) -> float:
+    """How long the engine says that it waited before it gave up: what it waited for may have ended that long ago."""
+    waits = [
+        event.fields.get("timeout_s", DEFAULT_TIMEOUT_S) for event in suspects if event.tier == 4 and event.source is Source.ENGINE_LOG
+    ]
+    return max((wait if isinstance(wait, float) else DEFAULT_TIMEOUT_S for wait in waits), default=0.0)
+
+
+def why_outside(event: Event, anchor: Event | None, waited_s: float = 0.0) -> str | None:
     """Why this suspect cannot belong to the death at `anchor`, or None when it can."""
     if anchor is None or event is anchor or anchor.evidence.time_s is None or event.evidence.time_s is None:
         return None
@@ -126,7 +151,7 @@ def why_outside(event: Event, anchor: Event | None) -> str | None:
         return None
     if event.source is anchor.source or (_zone_unknown(event, anchor) and abs(delta_s) < ZONE_UNKNOWN_S):
         return None
-    first_s, last_s = _window_of(event, anchor)
+    first_s, last_s = _window_of(event, anchor, waited_s)
     if first_s <= delta_s <= last_s:
         return None
     side = "before" if delta_s < 0 else "after"
@@ -157,7 +182,7 @@ def _zone_unknown(event: Event, anchor: Event) -> bool:
     return bool(event.evidence.data.get("zone_unknown")) is not bool(anchor.evidence.data.get("zone_unknown"))
 
 
-def _window_of(event: Event, anchor: Event) -> tuple[float, float]:
+def _window_of(event: Event, anchor: Event, waited_s: float) -> tuple[float, float]:
     if event.cause in LASTING or _lasting_xid(event):
         return (-float("inf"), CLOCK_SLACK_S)
     if event.cause in (Cause.HOST_OOM, Cause.KILLED_UNKNOWN):
@@ -165,6 +190,8 @@ def _window_of(event: Event, anchor: Event) -> tuple[float, float]:
     if anchor.tier == 4:
         timeout_s = anchor.fields.get("timeout_s", DEFAULT_TIMEOUT_S)
         return (-(float(timeout_s) if isinstance(timeout_s, float) else DEFAULT_TIMEOUT_S) - TIMEOUT_SLACK_S, CLOCK_SLACK_S)
+    if waited_s and event.source is Source.KERNEL_LOG:
+        return (-waited_s - TIMEOUT_SLACK_S, CLOCK_SLACK_S)
     if event.source in (Source.SYSTEMD, Source.EXIT, Source.STOP_LEDGER, Source.PROBE, Source.CGROUP, Source.GATEWAY):
         return (-120.0, 120.0)
     return VISIBLE_WINDOW_S

@@ -81,6 +81,9 @@ def nccl_error(event: Event, case: Case) -> Event:
     text = event.text.lower()
     if "out of memory" in text:
         return cuda_oom(event, case)
+    unreachable = case.last_before(event, "nccl_unreachable")
+    if unreachable is not None:
+        return caused(unreachable, Cause.NCCL_INIT_FAILURE, tier=2, rank=55, note="another rank could not be reached")
     return caused(event, Cause.NCCL_INIT_FAILURE, sure="unhandled" not in text)
 
 
@@ -119,7 +122,7 @@ def smi_err(event: Event, _case: Case) -> Event:
 
 def nvml_unknown(event: Event, case: Case) -> Event:
     """NVML's `Unknown Error`: a container whose device cgroup was rewritten."""
-    return caused(event, Cause.CONTAINER_LOST_GPU, tier=0, rank=85, sure=any("host" in item.text for item in case.lines_of(event.source)))
+    return caused(event, Cause.CONTAINER_LOST_GPU, sure=any("host" in item.text for item in case.lines_of(event.source)))
 
 
 def package_upgrade(event: Event, case: Case) -> Event | None:

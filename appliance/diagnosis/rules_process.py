@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
-from appliance.diagnosis.case import Case, ours, signal_of, signal_of_code
+from appliance.diagnosis.case import UNIT, Case, ours, signal_of, signal_of_code
 from appliance.diagnosis.causality import distance_s
 from appliance.diagnosis.events import Event, Phase, caused
 from appliance.diagnosis.pattern import Kind
+from appliance.diagnosis.stops import of_engine, of_the_system
 
 _DEATHS: dict[str, tuple[Cause, int, int]] = {
     "SIGSEGV": (Cause.SEGFAULT_NATIVE, 1, 80),
@@ -31,6 +32,8 @@ def death(event: Event, case: Case) -> Event | None:
     signal = signal_of(event.fields.get("signal")) or signal_of_code(event.fields.get("exit_code", ""))
     if signal is None or signal not in _DEATHS:
         return replace(event, kind=Kind.CONSEQUENCE, fatal=event.fatal and str(event.fields.get("exit_code")) != "0")
+    if event.source is Source.SYSTEMD and (another := _another_unit(event, case)) is not None:
+        return replace(event, kind=Kind.SYMPTOM, fatal=False, note=f"of {another}, which is not the engine's")
     if _stopping(signal, event, case):
         return replace(event, kind=Kind.CONSEQUENCE, fatal=False, note="during a stop")
     if signal == "SIGSEGV" and _aborting(case):
@@ -44,6 +47,16 @@ def death(event: Event, case: Case) -> Event | None:
     cause, tier, rank = _DEATHS[signal]
     exit_only = event.source is Source.EXIT
     return caused(event, cause, tier=max(tier, 5) if exit_only else tier, rank=rank + (30 if exit_only else 0), note=f"ended by {signal}")
+
+
+def _another_unit(event: Event, case: Case) -> str | None:
+    """The unit whose process this was, where that is none of the engine's: by its name, or by the program that crashed just before."""
+    match = UNIT.search(event.text)
+    if match is None or of_engine(match["unit"]):
+        return None
+    crashed = (other for other in case.named("segfault_line", "death") if other.order < event.order and other.fields.get("name"))
+    foreign = any(not ours(other, case) and 0 <= (distance_s(event.evidence, other.evidence) or 0.0) <= FAULT_ENDS_S for other in crashed)
+    return match["unit"] if of_the_system(match["unit"]) or foreign else None
 
 
 def segfault(event: Event, case: Case) -> Event | None:
@@ -124,7 +137,7 @@ def segfault_line(event: Event, case: Case) -> Event | None:
     if (contradiction := _no_fault_of_ours(event, case)) is not None:
         return replace(event, kind=Kind.SYMPTOM, note=f"of another {event.fields.get('name')}: {contradiction}")
     if "invalid opcode" in event.text:
-        return caused(event, Cause.SIGILL_CPU, tier=1, rank=74)
+        return caused(event, Cause.SIGILL_CPU, tier=1, rank=73)
     return caused(event, Cause.SEGFAULT_NATIVE, tier=1, rank=70)
 
 
@@ -252,10 +265,18 @@ START_CAUSES = frozenset(
 
 
 def survived(event: Event, case: Case) -> Event:
-    """A failure to start, said before a start that succeeded: a retry, a fall-back, a file that was not needed."""
-    if event.cause not in START_CAUSES or event.source is not Source.ENGINE_LOG:
+    """A failure to start, said before a start that succeeded: a retry, a fall-back, a file that was not needed; or another run's end."""
+    of_a_start = event.cause in START_CAUSES
+    if event.source is not Source.ENGINE_LOG or not (event.fatal or of_a_start):
         return event
     started = case.first_after(event, "ready")
-    if started is None or any(event.order < other.order < started.order for other in case.events if other.fatal):
+    if started is None:
         return event
-    return caused(replace(event, fatal=False), Cause.OK_BENIGN_WARNING, tier=7, rank=35, note="the engine started all the same")
+    ends = [other for other in case.events if other.fatal and other.order < started.order]
+    if of_a_start and not any(other.kind is Kind.CONSEQUENCE or other.order > event.order for other in ends):
+        return caused(replace(event, fatal=False), Cause.OK_BENIGN_WARNING, tier=7, rank=35, note="the engine started all the same")
+    if any(other.phase.serving for other in (event, *ends)):
+        return event
+    if of_a_start:
+        return replace(event, kind=Kind.SYMPTOM, cause=None, fatal=False, note="an earlier start failed of it; a later one succeeded")
+    return event if event.is_suspect else replace(event, fatal=False)

@@ -25,6 +25,7 @@ _ENGINES = re.compile(
 _SYSTEM = re.compile(
     r"man-db|apt-daily|logrotate|fstrim|e2scrub|\b(?:ana)?cron|cups|fwupd|packagekit|snapd|NetworkManager|\bsystemd-|\bdbus|polkit|\bsshd?\b|"
     r"udisks|upower|\bgdm|lightdm|getty|postgres|mysql|mariadb|nginx|apache|redis|gitlab|jenkins|prometheus|grafana|exporter|\bmotd|"
+    r"\bgnome|plasma|kwin|wayland|\bxorg|pipewire|wireplumber|pulseaudio|tracker-|evolution|xdg-|firefox|chrom(?:e|ium)|"
     r"unattended|update-notifier|plymouth|ModemManager|bluetooth|avahi|rsyslog|chrony|\bntp|\btimer\b|\.timer|\.socket|\.mount",
     re.IGNORECASE,
 )

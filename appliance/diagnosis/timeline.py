@@ -74,12 +74,15 @@ def fold(events: Sequence[Event]) -> list[Event]:
 
 
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (.{8,})$")
+_WARNING = re.compile(r"\w*Warning: |\bWARN(?:ING)?\b")
 
 
 def _names_the_exception(text: str, known: str) -> bool:
-    """Both lines say the same, and only the later one names the exception: the line to quote."""
+    """Both lines say the same, and only the later one names the exception, or is more than a warning: the line to quote."""
     match = _EXCEPTION.search(text)
-    return match is not None and known.endswith(match[1]) and _EXCEPTION.search(known) is None
+    if match is None or _EXCEPTION.search(known) is not None:
+        return False
+    return match[1][:200] in known or _WARNING.search(known) is not None
 
 
 def _apart(before_s: float | None, now_s: float | None) -> bool:
@@ -95,8 +98,15 @@ def last_life(events: Sequence[Event]) -> list[Event]:
     if len(lives) < 2:
         return list(events)
     failed = [life for life in lives if any(_went_wrong(event) for event in life)]
-    chosen = {id(event) for event in (failed or lives)[-1]}
+    chosen = {id(event) for event in _judged(lives, failed)}
     return [event for event in events if event.source not in ENGINE_SOURCES or id(event) in chosen or event.name in TIMELESS]
+
+
+def _judged(lives: Sequence[list[Event]], failed: Sequence[list[Event]]) -> list[Event]:
+    """The last life that failed; the last one where that serves, and all that failed before were starts."""
+    served = any(event.phase.serving for event in lives[-1])
+    only_starts = not any(event.phase.serving for life in failed for event in life)
+    return lives[-1] if not failed or (served and only_starts) else failed[-1]
 
 
 TIMELESS = ("gpu_size",)

@@ -11,7 +11,7 @@ _MONTHS = {name: index for index, name in enumerate(_MONTH_NAMES, 1)}
 _ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ?(Z|UTC|[+-]\d\d:?\d\d))?")
 _SYSLOG = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?: (\d{4}))?")
 _MONTH_DAY = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
-_GLOG = re.compile(r"\b[EWIF](\d\d)?(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{3,9})")
+_GLOG = re.compile(r"\b[EWIF](\d\d?)?(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{3,9})")
 HEAD = 120
 """A line's own time stands within so many characters."""
 

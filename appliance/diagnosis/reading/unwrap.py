@@ -32,6 +32,11 @@ _DMESG_ISO = re.compile(r"(?:\w+ *:\w+ *: )?(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:
 _DMESG_DECODED = re.compile(
     r"(?:kern|user|daemon|syslog) *:(?:emerg|alert|crit|err|warn|notice|info|debug) *: (?:\[ *\d+\.\d+\] )?(?P<text>.*)", re.DOTALL
 )
+_TALOS = re.compile(
+    r"(?:[\w.:-]{1,60}: )?(?:kern|user|daemon|syslog): +(?:emerg|alert|crit|err|warning|notice|info|debug): "
+    r"\[(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]{8,18}Z)\]: (?P<text>.*)",
+    re.DOTALL,
+)
 _KMSG = re.compile(r"(?P<prio>\d{1,3}),\d+,(?P<micro>\d+),[-c+][^;]*;(?P<text>.*)", re.DOTALL)
 _KERNEL_TEXT = re.compile(
     r"NVRM: |oom-kill:constraint=|(?:Memory cgroup o|O)ut of memory: Kill|\{\d+\}\[Hardware Error\]|pcieport [0-9a-f:.]+: "
@@ -117,7 +122,7 @@ def _kernel(line: str, year: int, coats: int) -> Unwrapped | None:  # noqa: ARG0
     match = _DMESG.match(line)
     if match is not None:
         return Unwrapped(match["text"], Source.KERNEL_LOG, stamp_in(match["stamp"], year))
-    match = _DMESG_ISO.match(line)
+    match = _DMESG_ISO.match(line) or _TALOS.match(line)
     if match is not None:
         return Unwrapped(match["text"], Source.KERNEL_LOG, parse_iso(match["stamp"]))
     match = _DMESG_DECODED.match(line)

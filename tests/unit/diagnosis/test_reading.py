@@ -63,12 +63,13 @@ NOW_S = 1_787_000_000.0  # August 2026
             Source.ENGINE_LOG,
             "Xid (PCI:0000:01:00): 79",
         ),
+        (f"192.168.11.119: kern: warning: [2026-04-22T21:25:20.505406921Z]: {XID}", Source.KERNEL_LOG, XID),
         (json.dumps({"timestamp": "2024-05-01T10:00:00Z", "level": "ERROR", "fields": {"message": OOM}}), Source.ENGINE_LOG, OOM),
         (f"[2026-08-16 09:41:40 TP0] {OOM}", Source.ENGINE_LOG, f"[2026-08-16 09:41:40 TP0] {OOM}"),
     ],
 )
 def test_a_line_loses_its_wrapper_and_finds_its_source(line: str, source: Source, text: str) -> None:
-    """journald short, iso, full and json; dmesg in five forms; kmsg; docker, Kubernetes, compose; colours; CRLF."""
+    """journald short, iso, full and json; dmesg in five forms, Talos; kmsg; docker, Kubernetes, compose; colours; CRLF."""
     (item,) = read_evidence(line, now_s=NOW_S)
     assert (item.source, item.text) == (source, text)
 
@@ -81,6 +82,7 @@ def test_a_line_loses_its_wrapper_and_finds_its_source(line: str, source: Source
         ("[2026-08-16 09:41:40 TP0] x", 1786873300.0, {"zone_unknown"}),
         ("Aug 16 09:41:40 box python[1]: x", 1786873300.0, {"zone_unknown", "year_unknown"}),
         ("(EngineCore pid=1) ERROR 08-16 09:41:40 [core.py:1] x", 1786873300.0, {"zone_unknown", "year_unknown"}),
+        ("[rank0]:[E816 09:41:40.500000000 ProcessGroupNCCL.cpp:629] x", 1786873300.5, {"zone_unknown", "year_unknown"}),
         ("no time at all", None, set()),
         ("Feb 31 09:41:40 box python[1]: x", None, set()),
     ],
