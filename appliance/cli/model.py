@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,15 +11,17 @@ from pathlib import Path
 
 import click
 
-from appliance.cli import owner
+from appliance.cli import hub, owner
 from appliance.cli.models import MODELS
 from appliance.cli.place import Place
 from appliance.cli.printing import bold, faint, good, say, say_json
 from appliance.cli.setup import bring_demo, state_dir_of
 from appliance.cli.verbs import VerbGroup
 from appliance.core.errors import ApplianceError, ExitCode, ModelError
+from appliance.core.plan import ModelFacts
 from appliance.core.units import GIB, format_bytes
 
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _KEPT_FREE_BYTES = GIB
 """Of the disk, for incidents and logs."""
 
@@ -31,20 +35,25 @@ def model() -> None:
 @click.argument("source")
 @click.option("--name", help="What it is called here [default: the folder's or the file's name].")
 @click.option("--copy", is_flag=True, help="Copy its files; else they stay where they are and are linked to.")
+@click.option("--token-file", type=_FILE, help="With hf: file whose only line is the hub's token [default: HF_TOKEN, or `hf auth login`].")
 @click.pass_obj
-def add(place: Place, source: str, name: str | None, copy: bool) -> ExitCode:
+def add(place: Place, source: str, name: str | None, copy: bool, token_file: Path | None) -> ExitCode:
     """Check a model's files and put it among the models of this box.
 
-    SOURCE is a model folder, gguf:FILE, or demo. Headers and sizes are read, so that a download that was cut short is told of here.
-    What is interrupted leaves nothing that looks like a model.
+    SOURCE is a model folder, gguf:FILE, hf:ORG/NAME[@revision], or demo. Headers and sizes are read, so that a download that was cut short
+    is told of here. What is interrupted leaves nothing that looks like a model; one from a hub goes on where it was (HF_ENDPOINT names
+    another hub).
 
     \b
     Examples:
       appliancectl model add /media/disk/Qwen3.8-27B --copy
-      appliancectl model add gguf:~/Downloads/model-Q4_K_M.gguf --name small
       appliancectl model add demo
+      appliancectl model add gguf:~/Downloads/model-Q4_K_M.gguf --name small
+      appliancectl model add hf:Qwen/Qwen3-0.6B@main
     """
     state_dir = state_dir_of(place)
+    if token_file is not None:
+        os.environ["HF_TOKEN"] = hub.read_token(token_file)
     if (other := owner.other_owner(state_dir)) is not None:
         options = [*(["--name", name] if name else []), *(["--copy"] if copy else [])]
         return owner.again_as(other, state_dir, ["model", "add", source, *options])
@@ -52,8 +61,8 @@ def add(place: Place, source: str, name: str | None, copy: bool) -> ExitCode:
     if source == "demo":
         return bring_demo(place, state_dir, models)
     if source.startswith("hf:"):
-        hint = f"download it first, such as `hf download {source[3:]} --local-dir DIR`, then `appliancectl model add DIR`"
-        raise ApplianceError("models are not fetched from a hub by the appliance", hint=hint)
+        say(f"{good('ok')} {_add_from_hub(place, state_dir, source, name)}")
+        return ExitCode.OK
     path = Path(source.removeprefix("gguf:")).expanduser().absolute()
     target = _add(path, models, _name(name or path.name.removesuffix(".gguf")), copy=copy)
     say(f"{good('ok')} {target}")
@@ -68,14 +77,51 @@ def _name(wanted: str) -> str:
     return wanted
 
 
+def _add_from_hub(place: Place, state_dir: Path, source: str, name: str | None) -> Path:
+    """Into a hidden folder of that commit, which an interrupted call leaves for the next one; then checked and renamed."""
+    from appliance.cli.model_checks import checked_facts
+
+    wanted = hub.named(source)
+    named = _name(name or wanted.name)
+    models = state_dir / MODELS
+    target = _free(models, named)
+    models.mkdir(mode=0o755, parents=True, exist_ok=True)
+
+    def folder_of(commit: str) -> Path:
+        mine = models / f".{named}.{commit[:12]}.hub"
+        for other in models.glob(f".{glob.escape(named)}.*.hub"):
+            if other != mine:  # of another commit: its files are others
+                _forget(other)
+        mine.mkdir(exist_ok=True)
+        return mine
+
+    python = hub.python_with_client(state_dir, place.load().config.engine.python)
+    work = hub.fetched(wanted, folder_of, python)
+    facts = checked_facts(work)
+    work.rename(target)
+    say(f"{good('ok')} {_words_of(facts)}")
+    return target
+
+
+def _free(models: Path, name: str) -> Path:
+    """Where a model of that name goes. Raises ModelError where there is one."""
+    target = models / name
+    if target.exists() or target.is_symlink():
+        raise ModelError(f"there is a model {name!r} already", hint=f"give another --name, or: appliancectl model remove {name}")
+    return target
+
+
+def _words_of(facts: ModelFacts) -> str:
+    size = format_bytes(facts.weight_bytes)
+    return f"{facts.architecture or 'a model'}, {size} of weights, {_context(facts.max_context_tokens)}"
+
+
 def _add(path: Path, models: Path, name: str, *, copy: bool) -> Path:
     """Under a hidden name first; then renamed, which is there whole or not at all."""
     from appliance.cli.model_checks import checked_facts
 
     facts = checked_facts(path)
-    target = models / name
-    if target.exists() or target.is_symlink():
-        raise ModelError(f"there is a model {name!r} already", hint=f"give another --name, or: appliancectl model remove {name}")
+    target = _free(models, name)
     models.mkdir(mode=0o755, parents=True, exist_ok=True)
     work = models / f".{name}.new"
     _forget(work)
@@ -89,8 +135,7 @@ def _add(path: Path, models: Path, name: str, *, copy: bool) -> Path:
         _check_space(models, path)
         (shutil.copytree(path, work) if path.is_dir() else _copy_file(path, work))
     work.rename(target)
-    size = format_bytes(facts.weight_bytes)
-    say(f"{good('ok')} {facts.architecture or 'a model'}, {size} of weights, {_context(facts.max_context_tokens)}")
+    say(f"{good('ok')} {_words_of(facts)}")
     return target
 
 
