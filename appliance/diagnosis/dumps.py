@@ -68,7 +68,7 @@ def _py_spy(lines: Sequence[str]) -> Iterator[str]:
         following = lines[number + 1 : number + 1 + WITHIN_LINES]
         first = _PYSPY_FRAME.search(following[0]) if following else None
         frames = _frames(following, _PYSPY_FRAME)
-        if frames and first is not None and first["name"] not in _WAITS:
+        if frames and first is not None and first["name"].rpartition(".")[2] not in _WAITS:
             yield f"py-spy: {head['name'] or 'thread ' + head['id']} ({head['state']}) was in {frames}"
 
 
