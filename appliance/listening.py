@@ -116,7 +116,7 @@ def too_open(address: str) -> ApplianceError:
     """What to say of an address that other machines reach without a key."""
     return ApplianceError(
         f"{address} would be open to other machines, and whoever reaches it may use the model: there are no API keys",
-        hint="make one with `python -m appliance.gateway.keys NAME >> FILE` and set gateway.api_keys_file = FILE; or listen on "
+        hint="make one with `appliancectl key NAME >> FILE` and set gateway.api_keys_file = FILE; or listen on "
         "127.0.0.1 behind a proxy that asks for keys; or leave it open with gateway.allow_open = true",
     )
 

@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "runtime": ("runtime", "The engine's environments: which there are, which is in force."),
     "bench": ("bench", "Send requests, and say how fast they are answered."),
     "import": ("importing", "The command line of an engine as a configuration."),
+    "key": ("key", "Make an API key, and the entry for the file of keys."),
     "config": ("config", "Check the configuration, or show what is in force."),
 }
 """Verb → module of appliance/cli, and the line that --help shows for it. A test holds the lines to the verbs' own."""

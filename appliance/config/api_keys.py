@@ -61,13 +61,13 @@ def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})", hint="gateway.api_keys_file names the file of API keys") from None
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise ConfigError(f"{path}: is not TOML: {error}", hint="an entry is made by: python -m appliance.gateway.keys NAME") from None
+        raise ConfigError(f"{path}: is not TOML: {error}", hint="an entry is made by: appliancectl key NAME") from None
     errors: list[str] = []
     found = [_entry(path, name, content, errors) for name, content in document.items()]
     keys = tuple(entry for entry in found if entry is not None)
     errors.extend(_shared_hashes(path, keys))
     if not document:
-        errors.append(f"{path}: holds no key; make an entry with: python -m appliance.gateway.keys NAME >> {path}")
+        errors.append(f"{path}: holds no key; make an entry with: appliancectl key NAME >> {path}")
     if errors:
         raise ConfigError("\n".join(errors))
     return keys

@@ -84,6 +84,8 @@ def sentence_of(view: View) -> str:
     publication = view.publication
     if publication is None:
         return f"applianced is not answering: {view.control_error}" if not view.connected else "the engine's state is not known yet"
+    if publication.state is EngineState.STOPPED and not view.connected:
+        return f"the engine was stopped, and applianced does not run: {view.control_error}"
     if view.engine_lost is not None and not view.connected:
         return f"applianced is not answering ({view.control_error}), and neither is the engine: {view.engine_lost}"
     if view.engine_lost is not None and publication.state in ANSWERING:

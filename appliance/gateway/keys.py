@@ -1,8 +1,4 @@
-"""API keys at the door, and `python -m appliance.gateway.keys NAME`, which makes one.
-
-    python -m appliance.gateway.keys alice >> /etc/llm-appliance/api-keys.toml
-
-prints the entry (a hash) on stdout and the key, once, on stderr. `--stdin` takes a key that exists already.
+"""API keys at the door; `appliancectl key` makes them.
 
 A key is looked up by its SHA-256. How long that takes depends on the hash alone, which nobody can steer towards another
 one's, and the last word is a comparison in constant time. Keys are in no log, no metric and no error, and do not go on
@@ -11,15 +7,12 @@ to the engine.
 
 from __future__ import annotations
 
-import argparse
 import hmac
 import logging
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from appliance.config.api_keys import ApiKey, entry_text, hash_of, new_key, read_api_keys
-from appliance.core.errors import ApplianceError, ConfigError
+from appliance.config.api_keys import ApiKey, hash_of, read_api_keys
+from appliance.core.errors import ConfigError
 from appliance.gateway.envelope import Refused
 from appliance.gateway.headers import Headers
 
@@ -29,8 +22,6 @@ ANYBODY = ApiKey("")
 """Who asks where no keys are configured."""
 CARRIERS = frozenset({b"authorization", b"x-api-key"})
 """Headers that hold a key: OpenAI's clients send the first, Anthropic's the second."""
-SHORTEST_OWN = 24
-"""Of keys that were not made here. One round of SHA-256 does not protect what can be guessed."""
 
 
 class KeyRing:
@@ -105,36 +96,3 @@ def _given(headers: Headers) -> bytes:
 
 def _unknown(code: str, message: str) -> Refused:
     return Refused(401, code, message, hint="send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make an entry; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m appliance.gateway.keys", description="Make an entry for gateway.api_keys_file.")
-    parser.add_argument("name", metavar="NAME", help="whose key it is; stands in logs and metrics")
-    parser.add_argument("--stdin", action="store_true", help="hash the key on standard input instead of making one")
-    options = parser.parse_args(arguments)
-    try:
-        secret = _own_key() if options.stdin else new_key()
-        entry = entry_text(options.name, secret)
-    except ApplianceError as error:
-        print(f"keys: {error}", file=sys.stderr)
-        return int(error.exit_code)
-    print(f"\n{entry}", end="")
-    if not options.stdin:
-        print(f"The key of {options.name}, shown only now: {secret}", file=sys.stderr)
-    print("After adding the entry: systemctl reload llm-appliance-gateway (or SIGHUP to the gateway)", file=sys.stderr)
-    return 0
-
-
-def _own_key() -> str:
-    secret = sys.stdin.readline().strip()
-    if len(secret) < SHORTEST_OWN or not secret.isascii() or not secret.isprintable() or " " in secret:
-        raise ConfigError(
-            f"the key has {len(secret)} characters; it must have at least {SHORTEST_OWN}, all printable ASCII without spaces",
-            hint="leave --stdin out, and a good one is made",
-        )
-    return secret
-
-
-if __name__ == "__main__":
-    sys.exit(main())

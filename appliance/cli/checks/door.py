@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from appliance.cli.checks.machine import Finding, Machine, fail, ok, properties, warn
 from appliance.config import Config
-from appliance.listening import holder_of, is_taken
+from appliance.listening import UNSEEN_HOLDER, holder_of, is_taken
 
 SOCKET_UNIT, GATEWAY_UNIT = "llm-appliance-gateway.socket", "llm-appliance-gateway.service"
 _AGAIN = f"systemctl restart {SOCKET_UNIT} {GATEWAY_UNIT}"
@@ -22,7 +22,9 @@ def check_door(machine: Machine, config: Config) -> Finding:
         return _behind_an_open_socket(machine, port)
     why = f"{SOCKET_UNIT} has failed" if socket.get("ActiveState") == "failed" else f"{SOCKET_UNIT} is stopped"
     if is_taken(port):
-        reason = f"{port} is taken by {holder_of(port)}, so {why} and clients cannot reach this box's gateway"
+        holder = holder_of(port)
+        unseen = " (as root one sees which)" if holder == UNSEEN_HOLDER else ""
+        reason = f"{port} is taken by {holder}{unseen}, so {why} and clients cannot reach this box's gateway"
         return fail("port", reason, f"stop that, or set gateway.port to another and systemctl daemon-reload; then {_AGAIN}")
     if socket.get("ActiveState") == "failed":
         return fail(

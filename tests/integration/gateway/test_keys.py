@@ -143,7 +143,7 @@ def test_the_command_makes_a_key_that_works(tmp_path: Path) -> None:
     """Entry on stdout, key on stderr; a key of one's own from stdin; weak ones and bad names are refused."""
 
     def made(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "appliance.gateway.keys", *arguments]
+        command = [sys.executable, "-m", "appliance.cli", "key", *arguments]
         return subprocess.run(command, cwd=ROOT, input=said, capture_output=True, text=True, timeout=60)
 
     fresh, own = made("alice"), made("bob", "--stdin", said="x" * 30 + "\n")

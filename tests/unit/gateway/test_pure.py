@@ -52,6 +52,9 @@ def test_every_state_has_a_standing_and_a_sentence(state: EngineState) -> None:
 def test_the_sentence_blames_applianced_only_when_the_engine_is_away_too() -> None:
     """While the engine serves, nobody needs to hear of it."""
     assert sentence_of(View(SERVING, False, "nobody listens")) == "serving"
+    stopped = Publication(EngineState.STOPPED, 1, None, None, "stopped", None)
+    assert sentence_of(View(stopped, True)) == "stopped"
+    assert sentence_of(View(stopped, False, "nobody listens")) == "the engine was stopped, and applianced does not run: nobody listens"
     assert sentence_of(View(SERVING, False, "nobody listens", "refused")).startswith("applianced is not answering (nobody listens)")
     assert sentence_of(View(None, False, "nobody listens")) == "applianced is not answering: nobody listens"
 
