@@ -22,6 +22,7 @@ from appliance.core.launch import EngineLimits
 from appliance.engine.block_pool import PoolGeometry
 from appliance.engine.lane import Lane
 from appliance.engine.messages import EngineStats, FinishReason, GenerateRequest, Likelihood, RequestRefused, TokenOutput
+from appliance.engine.references import References, references_of
 from appliance.engine.runner import ModelRunner
 from appliance.engine.sampler import NoChoice, choose
 from appliance.engine.scheduler import Chunk, Scheduler
@@ -36,6 +37,8 @@ _LEAST_CHUNK_TOKENS = 32
 """Of a prefill that is tried again for want of memory: with fewer it is not the prompt's length that takes it."""
 _PROMOTED_A_STEP = 4
 """Blocks of finished answers that are copied in a step while others wait for it; a millisecond or two."""
+_REFERENCES_S = 1.0
+"""How old the blocks' reference counts may be while somebody is being served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class EngineLoop:
         self._living: dict[str, Sequence] = {}
         self._progress = self._prompt_tokens = self._generated_tokens = self._violations = 0
         self._last_step_s = 0.0
+        self._decode_launches = 0
+        self._references_seen: tuple[float, References] = (-_REFERENCES_S, ())
         self._stats = self._snapshot()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
 
@@ -215,6 +220,7 @@ class EngineLoop:
             if rows:
                 self._accept(logits if len(rows) == len(sequences) else logits[rows], [sequences[row] for row in rows])
             self._progress += 1
+            self._decode_launches += 1
 
     def _promote(self) -> None:
         """Answers that were finished become what the next turn of their conversation begins with: a few blocks a step, or all
@@ -376,4 +382,13 @@ class EngineLoop:
             cached_tokens=self._shared.scheduler.cached_tokens,
             kv_blocks_kept=self._shared.scheduler.pool.kept_blocks,
             evictions=self._shared.scheduler.cache.evictions,
+            decode_launches=self._decode_launches,
+            block_references=self._references(),
         )
+
+    def _references(self) -> References:
+        """Looked up once a second and when all is done: on a card it is a wait."""
+        now_s = time.monotonic()
+        if not self._living or now_s - self._references_seen[0] >= _REFERENCES_S:
+            self._references_seen = now_s, references_of(self._shared.scheduler.pool.words, self._geometry)
+        return self._references_seen[1]

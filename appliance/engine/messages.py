@@ -157,6 +157,10 @@ class EngineStats:
     """By the prefix cache alone: anybody may have them."""
     evictions: int = 0
     """Blocks that the prefix cache gave up for others."""
+    decode_launches: int = 0
+    """Of the decode kernels: one a step, for all layers and everybody who decodes."""
+    block_references: tuple[tuple[int, int], ...] = ()
+    """(holders, how many KV blocks have so many), fewest first; at most a second old."""
 
 
 class RequestRefused(Exception):

@@ -23,6 +23,7 @@ HYSTERESIS = 0.01
 """Of a card's memory: it has to fall so far below the line before long prompts are taken as before."""
 PROVED_MARGIN = 0.002
 """A level that was proved is exceeded when so much more is taken."""
+REASONS = ("red_line", "headroom")
 LONG_TOKENS = 2048
 """A long prompt, where no plan says how large a chunk is."""
 
@@ -65,7 +66,7 @@ class Memory:
     def __init__(self, red_line: float) -> None:
         """`red_line`: share of a card's memory; 0: not looked at."""
         self.over = False
-        self.held_back: Counter[str] = Counter()
+        self.held_back = Counter(dict.fromkeys(REASONS, 0))
         self._red_line = red_line
         self._fullest: CardUse | None = None
         self._plan: PrefillPlan | None = None

@@ -39,6 +39,8 @@ def test_an_answer_from_the_cache_has_the_bits_of_one_that_was_computed(case: st
     assert not differences(computed, cached)
     assert roomy.loop.stats().cached_tokens > 400
     assert roomy.loop.stats().kv_blocks_used == 0
+    assert roomy.loop.stats().block_references == ((0, roomy.loop.stats().kv_blocks_total),)
+    assert roomy.loop.stats().decode_launches >= 4 * 39
     assert computed["turn-2"].cached_tokens == 0
     full = (50 + 40 + 11 + 39) // block_tokens * block_tokens
     assert cached["turn-2"].cached_tokens == full

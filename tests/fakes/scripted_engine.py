@@ -64,7 +64,11 @@ class ScriptedEngine:
 
     def stats(self) -> EngineStats:
         """Counts tokens as steps."""
-        return EngineStats(self.produced, len(self._running), 0, 0, self.produced, 0, 64, len(self._running), 0.001)
+        running = len(self._running)
+        references = ((0, 64 - running), (1, running))
+        return EngineStats(
+            self.produced, running, 0, 0, self.produced, 0, 64, running, 0.001, decode_launches=self.produced, block_references=references
+        )
 
     @property
     def running(self) -> int:

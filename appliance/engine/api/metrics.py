@@ -14,6 +14,10 @@ from appliance.engine.messages import EngineStats
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+REFERENCE_BOUNDS = (0, 1, 2, 3, 5, 9, 17, 33)
+"""Where each class of reference counts begins."""
+
+
 class Outcome(enum.Enum):
     """How a request ended."""
 
@@ -102,7 +106,26 @@ def _engine_lines(stats: EngineStats) -> list[str]:
         *_series("kv_blocks_kept", "gauge", "KV blocks that the prefix cache alone keeps.", stats.kv_blocks_kept),
         *_series("evictions_total", "counter", "KV blocks that the prefix cache gave up for others.", stats.evictions),
         *_series("block_violations_total", "counter", "Accesses to KV blocks that were refused.", stats.block_violations),
+        *_series("decode_launches_total", "counter", "Launches of the decode kernels, one a step.", stats.decode_launches),
+        *_reference_lines(stats.block_references),
         *_series("last_step_seconds", "gauge", "Duration of the last completed step.", round(stats.last_step_s, 6)),
+    ]
+
+
+def _reference_lines(references: tuple[tuple[int, int], ...]) -> list[str]:
+    """Reference counts of KV blocks: fewest, most, and how many blocks have how many. (Prometheus keeps `le` for histograms of events.)"""
+    if not references:
+        return []
+    name = "appliance_engine_kv_blocks_by_references"
+    lines = _head(name, "gauge", "KV blocks by their number of holders.")
+    for first, last in zip(REFERENCE_BOUNDS, (*(bound - 1 for bound in REFERENCE_BOUNDS[1:]), None), strict=True):
+        count = sum(blocks for holders, blocks in references if first <= holders and (last is None or holders <= last))
+        label = f"{first}+" if last is None else str(first) if first == last else f"{first}-{last}"
+        lines.append(f'{name}{{references="{label}"}} {count}')
+    return [
+        *_series("kv_block_references_min", "gauge", "Fewest holders of a KV block.", references[0][0]),
+        *_series("kv_block_references_max", "gauge", "Most holders of a KV block.", references[-1][0]),
+        *lines,
     ]
 
 

@@ -168,6 +168,9 @@ def test_the_values_are_what_happened(page: str) -> None:
     assert found["appliance_sensor_up", "gpu"] == 0
     assert found["appliance_engine_metrics_up",] == 1
     assert found["appliance_engine_ready",] == 1
+    assert found["appliance_engine_decode_launches_total",] > 0
+    assert found["appliance_engine_kv_block_references_min",] == 0
+    assert sum(value for key, value in found.items() if key[0] == "appliance_engine_kv_blocks_by_references") == 64
     assert found["appliance_kv_tokens_pool",] == 4 * 4096
 
 

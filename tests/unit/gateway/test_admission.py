@@ -391,7 +391,7 @@ async def test_a_long_prompt_waits_for_memory_and_short_ones_do_not() -> None:
     long, longer = enter(lane, 2, prompt_tokens=4000, tokens=4000), enter(lane, 3, prompt_tokens=5000, tokens=5000)
     short = await taken(lane, 4)
     await settled()
-    assert (long.done(), longer.done(), dict(memory.held_back)) == (False, False, {"red_line": 2})
+    assert (long.done(), longer.done(), memory.held_back["red_line"]) == (False, False, 2)
     for one in (inside, short):
         lane.release(one)
     await settled()
