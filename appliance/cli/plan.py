@@ -105,7 +105,7 @@ def shortened(value: str) -> str:
 @click.option("--weights", "weight_bytes", callback=_size, help="Measured: weights of one card.")
 @click.option("--linear-state", "linear_state_bytes", callback=_size, help="Measured: linear state of all slots.")
 @click.option("--free", "free_at_start_bytes", callback=_size, help="Measured: free when the engine starts, its CUDA context taken.")
-@click.option("--kv-pool", "kv_pool_bytes", callback=_size, help="Measured: bytes of the KV cache (vLLM: Available KV cache memory).")
+@click.option("--kv-pool", "kv_pool_bytes", callback=_size, help="Measured: bytes of the KV pool (vLLM: Available KV cache memory).")
 @click.option("--activation", "activation_peak_bytes", callback=_size, help="Measured: the prefill peak.")
 @click.option("--graphs", "fixed_bytes", callback=_size, help="Measured: workspaces and CUDA graphs.")
 @click.option("--oom-headroom", "oom_headroom_bytes", callback=_size, help="History: it ran out of memory with this much headroom.")

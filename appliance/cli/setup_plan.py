@@ -19,7 +19,7 @@ class Planned:
 
 
 def planned(model: Path, config: Config) -> Planned:
-    """The KV cache of the built-in engine for this model, from the memory that is free now.
+    """The KV pool of the built-in engine for this model, from the memory that is free now.
 
     Raises:
         BudgetError: the model does not fit; with both numbers, and what would make it fit.
@@ -41,6 +41,6 @@ def planned(model: Path, config: Config) -> Planned:
         )
     pool = max(MIB, found.plan.kv_pool_bytes // MIB * MIB)
     sentence = (
-        f"a KV cache of {format_bytes(pool)}: {found.plan.kv_tokens:,} tokens, context {found.plan.context_length_tokens:,}; {found.reason}"
+        f"a KV pool of {format_bytes(pool)}: {found.plan.kv_tokens:,} tokens, context {found.plan.context_length_tokens:,}; {found.reason}"
     )
     return Planned({"model.path": str(model), "engine.kv_pool_bytes": pool}, sentence)

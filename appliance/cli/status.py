@@ -138,7 +138,7 @@ def _limits(limits: Json | None) -> str:
     if not limits:
         return ""
     requests, context, pool = limits["max_running"], limits["context_length_tokens"], limits["kv_tokens"]
-    return f"{requests} requests at once, {context} tokens each, {pool} tokens in the KV cache"
+    return f"{requests} requests at once, {context} tokens each, {pool} tokens in the KV pool"
 
 
 def _incident(incident: Json | None) -> str:

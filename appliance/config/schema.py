@@ -88,7 +88,7 @@ class EngineTable:
     )
     max_running: int = key(8, "Sequences decoded together.", minimum=1, maximum=4096)
     block_tokens: int = key(16, "Tokens of one KV block.", minimum=1, maximum=1024)
-    kv_pool_bytes: int = key(512 * 1024**2, "Size of the KV cache of the built-in engine.", unit="bytes", minimum=1024**2)
+    kv_pool_bytes: int = key(512 * 1024**2, "Size of the KV pool of the built-in engine.", unit="bytes", minimum=1024**2)
     weights_dtype: str = key(
         "int8",
         "Of the built-in engine's weights in memory. int8 is several times as fast and takes a quarter of the memory; its choice of the "
@@ -108,7 +108,7 @@ class EngineTable:
     )
     prefix_cache: bool = key(True, "Prompts that begin alike share that part (SGLang, vLLM).")
     language_only: bool = key(False, "Leave the vision tower of a model unloaded (SGLang, vLLM).")
-    prefill_fraction: float = key(0.6, "Share of the KV cache that holds prompts; the rest holds answers.", minimum=0.05, maximum=0.95)
+    prefill_fraction: float = key(0.6, "Share of the KV pool that holds prompts; the rest holds answers.", minimum=0.05, maximum=0.95)
     extra_args: tuple[str, ...] = key((), "Arguments appended to the engine's command line; those that the appliance sets are refused.")
     environment: tuple[str, ...] = key((), 'Variables for SGLang, vLLM and llama.cpp, each "NAME=VALUE"; they win over ours.')
     warm_spare: bool = key(

@@ -59,7 +59,7 @@ SERIES = (
     ),
     Series(
         "kv_used_ratio",
-        "How full the engine's KV cache is, from 0 to 1.",
+        "How full the engine's KV pool is, from 0 to 1.",
         ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio"),
         max,
     ),
@@ -178,7 +178,7 @@ def mapped(page: str) -> list[Metric]:
     used, total = found.get("appliance_engine_kv_blocks_used"), found.get("appliance_engine_kv_blocks")
     if used is not None and total is not None and total.samples and total.samples[0].value and used.samples:
         ratio = used.samples[0].value / total.samples[0].value
-        families.append(GaugeMetricFamily("appliance_engine_kv_used_ratio", "How full the engine's KV cache is, from 0 to 1.", value=ratio))
+        families.append(GaugeMetricFamily("appliance_engine_kv_used_ratio", "How full the engine's KV pool is, from 0 to 1.", value=ratio))
     return families
 
 

@@ -49,7 +49,7 @@ def test_status_says_what_is_going_on(ctl, applianced) -> None:
         "3 min 20 s",
         "1 of 0 to 3: context 2048 tokens",
         "gives up: half the prefill speed",
-        "16384 tokens in the KV cache",
+        "16384 tokens in the KV pool",
         "not available: no card",
     ):
         assert words in " ".join(said.out.split())
