@@ -24,7 +24,16 @@ def test_it_serves_after_a_reboot(machine: Machine) -> None:
     """The units are enabled: a machine that boots serves without anybody."""
     assert machine.property(SUPERVISOR, "NRestarts") == "0"
     assert machine.property(SUPERVISOR, "ActiveState") == "active"
-    wait_until(lambda: machine.http("/health")[0] == 200, "the gateway knows the engine")
+    assert machine.property(GATEWAY, "MainPID") == "0", "the first question of all is what starts the gateway"
+    assert machine.http("/health")[0] == 200
+
+
+def test_the_guide_that_the_configuration_names_is_there(machine: Machine) -> None:
+    """Not packed, so that its pages find each other."""
+    cited = set(re.findall(r"/usr/share/doc/llm-appliance/\S+?\.md", machine.box.do("cat", "/etc/llm-appliance/appliance.toml")))
+    assert len(cited) > 2
+    for page in (*cited, "/usr/share/doc/llm-appliance/index.md", "/usr/share/doc/llm-appliance/page/serving.png"):
+        machine.box.do("test", "-s", page)
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(machine: Machine) -> None:
@@ -194,3 +203,35 @@ def test_the_power_limit_is_set_at_boot_if_wanted(machine: Machine) -> None:
     assert said.index("nvidia-smi heard: -pm 1") < said.index("nvidia-smi heard: -pl 280")
     own.unlink()
     tool.unlink()
+
+
+def test_a_port_that_somebody_else_has_is_said_where_it_is_asked(machine: Machine) -> None:
+    """The engine serves and nobody can reach it: status names the port, who holds it, and the cure, which works."""
+    machine.systemctl("stop", SOCKET, GATEWAY)
+    stranger = machine.box.start("python3", "-m", "http.server", "8000", "--bind", "127.0.0.1")
+    try:
+        wait_until(lambda: "8000" in machine.box.do("ss", "-Hltn", "sport = :8000"), "somebody has the port")
+        assert machine.box.call("systemctl", "start", SOCKET).returncode != 0
+        said = machine.box.call("appliancectl", "status")
+        assert said.returncode == 1
+        assert re.search(r"fail port: 8000 is taken by python3 -m http.server \(pid \d+\), so llm-appliance-gateway.socket", said.stdout)
+        cure = said.stdout.partition("then systemctl ")[2].split("\n")[0].split()
+    finally:
+        machine.box.call("pkill", "-f", "http.server 8000")
+        stranger.wait(30)
+    machine.systemctl(*cure)
+    assert machine.box.call("appliancectl", "status").returncode == 0
+    assert machine.http("/health")[0] == 200
+
+
+def test_whoever_is_in_the_services_group_alone_is_told_who_reads_the_journal(machine: Machine) -> None:
+    """And with the group that is named, reads it."""
+    machine.box.do("useradd", "--create-home", "--groups", "llm-appliance", "ann")
+    as_ann = ("setpriv", "--reuid=ann", "--regid=ann", "--init-groups", "appliancectl", "logs")
+    refused = machine.box.call(*as_ann)
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert "systemd-journal" in refused.stderr
+    machine.box.do("usermod", "-aG", "systemd-journal", "ann")
+    told = machine.box.do(*as_ann)
+    assert re.search(r" systemd  +\S", told)
+    assert re.search(r" engine \d+ ", told)
