@@ -17,7 +17,7 @@ help: ## Print this list
 venv: $(TOOLS) ## Make .venv with the appliance, its engine and the tools for tests
 
 # Each again whenever the dependencies change. A Debian without python3-venv is told what to install.
-$(ENGINE): setup.cfg pyproject.toml
+$(ENGINE): setup.cfg setup.py pyproject.toml $(wildcard kernels/x86/*.[ch]) kernels/x86/build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is missing or older than 3.11: apt-get install python3, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \

@@ -6,15 +6,19 @@ import hashlib
 import importlib.metadata
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from appliance.backends.environment import engine_environment
-from appliance.backends.protocol import OWN_VOICE, ProofRequest, WorstPrompt, configured_rung, plain_ids
+from appliance.backends.launching import assumed_limits, launched, served_name, unix_socket
+from appliance.backends.prompts import longest
+from appliance.backends.protocol import OWN_VOICE, ProofRequest, WorstPrompt, configured_rung
+from appliance.backends.wording import version_in_use, words_of
 from appliance.config.runtimes import launch_python, runtime_of
 from appliance.config.schema import Config
 from appliance.core.errors import ConfigError, ModelError
-from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec, SpareSpec
+from appliance.core.launch import EngineLimits, LaunchSpec, SpareSpec
 from appliance.core.plan import Rung
 from appliance.core.units import format_bytes
 
@@ -46,9 +50,9 @@ class NativeBackend:
         """Memory is the KV pool of the configuration, which the engine checks at its start."""
         return configured_rung(config, _configured_context(config), "float32")
 
-    def told(self, config: Config, rung: Rung) -> tuple[object, ...]:  # noqa: ARG002 - the protocol's
-        """Three numbers."""
-        return (rung.context_length_tokens, rung.prefill_chunk_tokens, rung.max_running)
+    def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
+        """Its options."""
+        return _words(config, rung)
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """Raises ModelError, and ConfigError where there is no engine or not the memory for what is configured."""
@@ -59,42 +63,29 @@ class NativeBackend:
         if python is None:
             raise ConfigError("the built-in engine is not set up on this machine", hint="make its environment: appliancectl setup")
         threads = engine.threads or len(os.sched_getaffinity(0))
-        # Where the rung leaves the context as configured, 0 stays 0: the engine cuts the model's limit to its KV pool.
-        untouched = rung.context_length_tokens == _configured_context(config)
-        context = engine.context_length_tokens if untouched else rung.context_length_tokens
-        endpoint = Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
+        endpoint = unix_socket(run_dir, generation)
         argv = (
             python, "-m", "appliance.engine",
             "--model", str(model),
             "--name", served_name(config),
             "--socket", str(endpoint.socket_path),
             "--threads", str(threads),
-            "--context-length", str(context),
-            "--prefill-chunk", str(rung.prefill_chunk_tokens),
-            "--max-running", str(rung.max_running),
-            "--block-tokens", str(engine.block_tokens),
+            *_words(config, rung),
             "--kv-pool-bytes", str(engine.kv_pool_bytes),
             "--prefill-fraction", str(engine.prefill_fraction),
+            "--weights-dtype", engine.weights_dtype,
             "--max-body-bytes", str(config.gateway.max_body_bytes),
             *engine.extra_args,
         )  # fmt: skip
         environment = engine_environment() | {"OMP_NUM_THREADS": str(threads)}
         # Of the settings it knows those that a rung never changes; it is told the others when it takes over.
-        waiting = (python, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", str(threads))
+        waiting = (
+            python, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", str(threads),
+            "--weights-dtype", engine.weights_dtype,
+        )  # fmt: skip
         spare = SpareSpec(waiting, environment, str(run_dir), _stamp(model))
-        return LaunchSpec(
-            argv=argv,
-            env=environment,
-            cwd=str(run_dir),
-            endpoint=endpoint,
-            probe_path="/health",
-            start_deadline_s=config.supervisor.start_deadline_s,
-            stop_deadline_s=config.supervisor.stop_deadline_s,
-            engine=self.name,
-            rung=rung,
-            spare=spare if engine.warm_spare else None,
-            runtime=runtime_of(python),
-        )
+        runtime = runtime_of(python)
+        return launched(config, rung, run_dir, endpoint, argv, environment, runtime=runtime, spare=spare if engine.warm_spare else None)
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:  # noqa: ARG002 - the protocol's
         """Two greedy tokens."""
@@ -103,19 +94,25 @@ class NativeBackend:
     def worst_prompt(self, config: Config, limits: EngineLimits) -> WorstPrompt | None:
         """The whole context but for one token of answer, or all of the prompts' part of the KV cache."""
         tokens = min(limits.context_length_tokens - 1, limits.max_prompt_tokens or limits.context_length_tokens)
-        if tokens < 1:
-            return None
-        body = {"input_ids": plain_ids(tokens), "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
-        return WorstPrompt(ProofRequest(PROOF.path, body, PROOF.accepts), tokens, config.engine.kv_pool_bytes)
+
+        def request(ids: list[int]) -> ProofRequest:
+            body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+            return ProofRequest(PROOF.path, body, PROOF.accepts)
+
+        return longest(tokens, request, config.engine.kv_pool_bytes)
 
     def limits(self, config: Config, rung: Rung) -> EngineLimits:
         """The engine always says."""
-        return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0)
+        return assumed_limits(config, rung)
 
 
-def served_name(config: Config) -> str:
-    """The id that clients use."""
-    return config.model.name or (Path(config.model.path).resolve().name if config.model.path else "model")
+def _words(config: Config, rung: Rung) -> tuple[str, ...]:
+    """Where the rung leaves the context as configured, 0 stays 0: the engine cuts the model's limit to its KV cache, whose size is configured
+    too."""
+    untouched = rung.context_length_tokens == _configured_context(config)
+    context = config.engine.context_length_tokens if untouched else rung.context_length_tokens
+    said = replace(rung, context_length_tokens=context, block_tokens=config.engine.block_tokens, plan=None)
+    return words_of(config, said, version_in_use(config, "")).arguments
 
 
 def _checked_model(config: Config) -> Path:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from appliance.core.errors import ApplianceError
 from appliance.core.launch import Endpoint
-from appliance.engine.settings import FAULTS, EngineSettings
+from appliance.engine.settings import DEVICES, FAULTS, WEIGHTS_DTYPES, EngineSettings
 
 if TYPE_CHECKING:
     from appliance.engine.spare import Prepared
@@ -56,6 +56,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     ):
         number = _number(float, least, most)
         parser.add_argument(f"--{name}", type=number, default=default_number, metavar="F", help=f"{doc} (default: {default_number})")
+    parser.add_argument("--device", choices=DEVICES, default=settings.device, help=f"where to compute (default: {settings.device})")
+    parser.add_argument(
+        "--weights-dtype",
+        choices=WEIGHTS_DTYPES,
+        default=settings.weights_dtype,
+        help=f"of the weights in memory (default: {settings.weights_dtype})",
+    )
     parser.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
     parser.add_argument("--fault", type=_fault, metavar="KIND@STEP", help=argparse.SUPPRESS)  # engine/faults.py; for tests
     return parser.parse_args(arguments)
@@ -97,6 +104,8 @@ def settings_of(arguments: argparse.Namespace) -> EngineSettings:
         kv_pool_bytes=arguments.kv_pool_bytes,
         prefill_fraction=arguments.prefill_fraction,
         prefix_cache=not arguments.no_prefix_cache,
+        device=arguments.device,
+        weights_dtype=arguments.weights_dtype,
         fault=arguments.fault,
     )
 

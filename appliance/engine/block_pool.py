@@ -11,7 +11,7 @@ held or kept is looked up in them, and nothing is counted a second time here. On
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,10 @@ from torch import Tensor
 from appliance.core.errors import BudgetError
 from appliance.core.units import format_bytes
 from appliance_kernels.refcount.reference import FREE, HOLDERS, KEPT, OPEN, REFUSED, SEALED, Step, count_held, free_blocks, take_step
+
+Steps = Callable[[Tensor, Sequence[int], Step], list[int]]
+"""As refcount.reference.take_step. On a card it returns when all that was launched before is done: what a block holds is there before
+its word says so, and an error of a kernel is raised in the step of the sequence that it was launched for."""
 
 
 class Region(enum.Enum):
@@ -106,17 +110,23 @@ class PoolGeometry:
 
 
 class BlockPool:
-    """Owns every block's word and owner.
+    """Owns every block's word and owner, where the kernels are that read them.
 
     Attributes:
         words: [end_block], int32; see kernels/refcount.
         owners: [end_block], int64: who claimed it last, and alone may write it while it is open.
     """
 
-    def __init__(self, geometry: PoolGeometry) -> None:
+    def __init__(self, geometry: PoolGeometry, steps: Steps = take_step, device: torch.device | None = None) -> None:
+        """On the CPU, or with the steps of a card on that card."""
         self.geometry = geometry
-        self.words: Tensor = torch.zeros(geometry.end_block, dtype=torch.int32)
-        self.owners: Tensor = torch.zeros(geometry.end_block, dtype=torch.int64)
+        self.words: Tensor = torch.zeros(geometry.end_block, dtype=torch.int32, device=device)
+        self.owners: Tensor = torch.zeros(geometry.end_block, dtype=torch.int64, device=device)
+        self._steps = steps
+
+    def beside(self, geometry: PoolGeometry) -> BlockPool:
+        """Another one on the same device."""
+        return BlockPool(geometry, self._steps, self.words.device)
 
     def free_blocks(self, region: Region) -> int:
         """How many are left, without those that the prefix cache could let go."""
@@ -175,7 +185,7 @@ class BlockPool:
 
     def evict(self, block: int) -> bool:
         """The prefix cache lets go of a block, unless somebody holds it."""
-        return take_step(self.words, [block], Step.EVICT) == [FREE]
+        return self._steps(self.words, [block], Step.EVICT) == [FREE]
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give blocks back.
@@ -239,11 +249,11 @@ class BlockPool:
 
     def _expected(self, held: Iterable[Sequence[int]], kept: Iterable[int]) -> tuple[Tensor, Tensor]:
         """A word's two other parts, as those who hold and keep see them: [blocks] each."""
-        holders, believed = torch.zeros_like(self.words), torch.zeros_like(self.words)
+        holders, believed = (torch.zeros(self.words.shape[0], dtype=torch.int32) for _ in range(2))
         for blocks in held:
             holders.index_add_(0, torch.tensor(blocks, dtype=torch.int64), torch.ones(len(blocks), dtype=torch.int32))
         believed[torch.tensor(list(kept), dtype=torch.int64)] = KEPT
-        return holders, believed
+        return holders.to(self.words.device), believed.to(self.words.device)
 
     def _imbalance(self, region: Region, words: Tensor, holders: Tensor, keeps: Tensor, at: int) -> str:
         def count(which: Tensor) -> int:
@@ -257,7 +267,7 @@ class BlockPool:
 
     def _take(self, blocks: Iterable[int], step: Step) -> None:
         chosen = list(blocks)
-        for block, result in zip(chosen, take_step(self.words, chosen, step), strict=True):
+        for block, result in zip(chosen, self._steps(self.words, chosen, step), strict=True):
             if result < 0:
                 word = f" with word {int(self.words[block]):#x}" if result == REFUSED else ""
                 raise PoolCorrupt(f"block {block}{word} refuses the step {step.name.lower()}; please report this")

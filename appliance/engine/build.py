@@ -16,11 +16,15 @@ from appliance.engine.threads import settle_openmp, thread_count
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from appliance.engine.block_pool import PoolGeometry
+    from appliance.engine.block_pool import BlockPool, PoolGeometry
+    from appliance.engine.card_runner import CardRunner
     from appliance.engine.models.config import DecoderConfig
     from appliance.engine.models.decoder import Decoder
+    from appliance.engine.models.int8_decoder import Int8Decoder
     from appliance.engine.runner import ModelRunner
+    from appliance.engine.sampler import Tokens
     from appliance.engine.scheduler import Scheduler
+    from appliance.engine.weights import ModelWeights
 
 log = logging.getLogger("appliance.engine.build")
 
@@ -29,13 +33,14 @@ log = logging.getLogger("appliance.engine.build")
 class EngineParts:
     """What an EngineLoop is made of; tests put something between."""
 
-    runner: ModelRunner
+    runner: ModelRunner | CardRunner
     scheduler: Scheduler
     limits: EngineLimits
     threads: int
+    choose_tokens: Tokens
 
 
-def build_engine(settings: EngineSettings, decoder: Decoder | None = None) -> Engine:
+def build_engine(settings: EngineSettings, decoder: Decoder | Int8Decoder | None = None) -> Engine:
     """Load the model, unless it is there already (engine/spare.py), and start the engine's thread.
 
     Raises:
@@ -45,15 +50,16 @@ def build_engine(settings: EngineSettings, decoder: Decoder | None = None) -> En
     parts = load_parts(settings, decoder)
     from appliance.engine.loop import EngineLoop
 
-    loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, parts.threads)
+    loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, parts.threads, choose_tokens=parts.choose_tokens)
     loop.start()
     return loop
 
 
-def load_decoder(model_path: Path, most_copied_bytes: int | None = None) -> Decoder:
+def load_decoder(model_path: Path, most_copied_bytes: int | None = None, weights_dtype: str = "float32") -> Decoder | Int8Decoder:
     """The weights, mapped.
 
     Args:
+        weights_dtype: as in EngineSettings.
         most_copied_bytes: raise WouldCopy rather than copy more of them than this into memory of our own; None: copy.
 
     Raises:
@@ -68,21 +74,33 @@ def load_decoder(model_path: Path, most_copied_bytes: int | None = None) -> Deco
     started_s = time.monotonic()
     config = read_config(read_config_json(model_path))
     weights = ModelWeights(model_path, most_copied_bytes)
-    decoder = Decoder(config, weights)
-    log.info("Load weight end. bytes=%d elapsed=%.2f s", weights.served_bytes, time.monotonic() - started_s)
+    small = _int8_decoder(model_path, config, weights, most_copied_bytes is None) if weights_dtype == "int8" else None
+    served_bytes = weights.served_bytes if small is None else small.weight_bytes
+    decoder = Decoder(config, weights) if small is None else small
+    log.info("Load weight end. bytes=%d elapsed=%.2f s", served_bytes, time.monotonic() - started_s)
     return decoder
 
 
-def load_parts(settings: EngineSettings, decoder: Decoder | None = None) -> EngineParts:
+def _int8_decoder(model_path: Path, config: DecoderConfig, weights: ModelWeights, may_copy: bool) -> Int8Decoder | None:
+    """None where it cannot be, with a line in the log."""
+    from appliance.engine.models.int8_decoder import Int8Decoder, why_not
+    from appliance.engine.models.packed import load_packed
+
+    obstacle = why_not(config)
+    if obstacle is not None:
+        log.warning("The weights are served in 32 bits instead of 8: %s.", obstacle)
+        return None
+    return Int8Decoder(config, weights, load_packed(model_path, config, weights, may_copy))
+
+
+def load_parts(settings: EngineSettings, decoder: Decoder | Int8Decoder | None = None) -> EngineParts:
     """Raises as `build_engine`."""
     settle_openmp()
     import torch
 
-    from appliance.engine.block_pool import BlockPool, PoolGeometry
-    from appliance.engine.faults import FaultyRunner
+    from appliance.engine.block_pool import PoolGeometry
     from appliance.engine.kv_cache import bytes_per_token
     from appliance.engine.models.registry import read_config
-    from appliance.engine.runner import ModelRunner
     from appliance.engine.scheduler import Scheduler
     from appliance.engine.weights import read_config_json
 
@@ -99,10 +117,8 @@ def load_parts(settings: EngineSettings, decoder: Decoder | None = None) -> Engi
         max_new_tokens=geometry.decode_tokens - geometry.block_tokens + 2,
         continues_by=ContinuesBy.IDS,
     )
-    if decoder is None:
-        decoder = load_decoder(settings.model_path)
-    pool = BlockPool(geometry)
-    runner = ModelRunner(decoder, pool) if settings.fault is None else FaultyRunner(decoder, pool, *settings.fault)
+    placed = _on_card(settings, config, geometry) if settings.device == "cuda" else _on_host(settings, decoder, geometry, threads)
+    runner, pool, choose_tokens = placed
     log.info(
         "KV cache is allocated. bytes=%d prompt_tokens=%d answer_tokens=%d block_tokens=%d",
         settings.kv_pool_bytes,
@@ -111,7 +127,39 @@ def load_parts(settings: EngineSettings, decoder: Decoder | None = None) -> Engi
         geometry.block_tokens,
     )
     scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens, settings.prefix_cache)
-    return EngineParts(runner, scheduler, limits, threads)
+    return EngineParts(runner, scheduler, limits, threads, choose_tokens)
+
+
+def _on_host(
+    settings: EngineSettings, decoder: Decoder | Int8Decoder | None, geometry: PoolGeometry, threads: int
+) -> tuple[ModelRunner, BlockPool, Tokens]:
+    from appliance.engine.block_pool import BlockPool
+    from appliance.engine.faults import FaultyRunner
+    from appliance.engine.models.int8_decoder import Int8Decoder
+    from appliance.engine.runner import ModelRunner
+    from appliance_kernels.sample.reference import tokens
+
+    if decoder is None:
+        decoder = load_decoder(settings.model_path, weights_dtype=settings.weights_dtype)
+    if isinstance(decoder, Int8Decoder):
+        decoder.set_threads(threads)
+    pool = BlockPool(geometry)
+    runner = ModelRunner(decoder, pool) if settings.fault is None else FaultyRunner(decoder, pool, *settings.fault)
+    return runner, pool, tokens
+
+
+def _on_card(settings: EngineSettings, config: DecoderConfig, geometry: PoolGeometry) -> tuple[CardRunner, BlockPool, Tokens]:
+    """A decoder that a spare prepared is on the host, and of no use here."""
+    from appliance.engine.card import build_on_card, open_card
+    from appliance.engine.weights import ModelWeights
+
+    card = open_card()
+    log.info("Load weight begin. model=%s device=%s", settings.model_path, card.device)
+    started_s = time.monotonic()
+    weights = ModelWeights(settings.model_path)
+    runner, pool = build_on_card(card, config, weights, geometry)
+    log.info("Load weight end. bytes=%d elapsed=%.2f s", weights.served_bytes, time.monotonic() - started_s)
+    return runner, pool, card.tokens
 
 
 def _context_tokens(settings: EngineSettings, config: DecoderConfig, geometry: PoolGeometry) -> int:

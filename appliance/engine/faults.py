@@ -18,6 +18,7 @@ from torch import Tensor
 
 from appliance.engine.block_pool import BlockPool, Region
 from appliance.engine.models.decoder import Decoder
+from appliance.engine.models.int8_decoder import Int8Decoder
 from appliance.engine.runner import ModelRunner
 from appliance.engine.sequence import Sequence
 from appliance_kernels.refcount.reference import FREE, free_blocks
@@ -26,7 +27,7 @@ from appliance_kernels.refcount.reference import FREE, free_blocks
 class FaultyRunner(ModelRunner):
     """A runner that does one damage; the caches beside it are sound."""
 
-    def __init__(self, decoder: Decoder, pool: BlockPool, kind: str, at_step: int) -> None:
+    def __init__(self, decoder: Decoder | Int8Decoder, pool: BlockPool, kind: str, at_step: int) -> None:
         super().__init__(decoder, pool)
         self._pool = pool
         self._kind = kind

@@ -25,17 +25,33 @@ class CacheCorrupt(AssertionError):
 
 class KvCache:
     """Owns the tensor [layers, 2, end_block + 1, kv_heads, block_tokens, head_dim]. Two blocks of each layer's keys and values stay
-    zero for ever: the null block between the regions, and one behind them. They take no memory: their pages are never written."""
+    zero for ever: the null block between the regions, and one behind them. They take no memory: their pages are never written.
 
-    def __init__(self, config: DecoderConfig, geometry: PoolGeometry) -> None:
-        """Zeroed, which costs nothing: the kernel gives zero pages when they are first touched.
+    With 8-bit weights (kernels/x86) a block's keys are turned: [kv_heads, head_dim, block_tokens]. A cache has one reader and writer.
 
-        Mapped by ourselves, because torch.zeros touches them all: a third of a second for 512 MiB, at every start.
+    Attributes:
+        block_tokens: of a block.
+    """
+
+    def __init__(self, config: DecoderConfig, geometry: PoolGeometry, device: torch.device | None = None) -> None:
+        """Zeroed. In the host's memory that costs nothing: the kernel gives zero pages when they are first touched.
+
+        Mapped by ourselves there, because torch.zeros touches them all: a third of a second for 512 MiB, at every start.
         """
         shape = (len(config.layers), 2, geometry.end_block + 1, config.kv_heads, geometry.block_tokens, config.head_dim)
-        pages = mmap.mmap(-1, math.prod(shape) * _FLOAT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory = torch.frombuffer(pages, dtype=torch.float32).view(shape)
+        self._memory = _host_zeros(shape) if device is None else torch.zeros(shape, device=device)
+        self.block_tokens = geometry.block_tokens
         self._guards = {"between the regions": geometry.null_block, "behind the regions": geometry.end_block}
+
+    @property
+    def address(self) -> int:
+        """Of its first number."""
+        return self._memory.data_ptr()
+
+    @property
+    def side_numbers(self) -> int:
+        """How many a layer's keys take; its values lie behind them."""
+        return self._memory[0, 0].numel()
 
     def keys(self, layer: int) -> Tensor:
         """[end_block + 1, kv_heads, block_tokens, head_dim], contiguous."""
@@ -65,3 +81,8 @@ class KvCache:
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy [n] blocks to [n] others, in all layers."""
         self._memory[:, :, targets] = self._memory[:, :, sources]
+
+
+def _host_zeros(shape: tuple[int, ...]) -> Tensor:
+    pages = mmap.mmap(-1, math.prod(shape) * _FLOAT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.float32).view(shape)

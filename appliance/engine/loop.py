@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,10 +25,14 @@ from appliance.engine.lane import Lane
 from appliance.engine.messages import EngineStats, FinishReason, GenerateRequest, Likelihood, RequestRefused, TokenOutput
 from appliance.engine.references import References, references_of
 from appliance.engine.runner import ModelRunner
-from appliance.engine.sampler import NoChoice, choose
+from appliance.engine.sampler import NoChoice, Tokens, choose
 from appliance.engine.scheduler import Chunk, Scheduler
 from appliance.engine.sequence import Sequence, Stage
 from appliance_kernels.kv_write.reference import Violation
+from appliance_kernels.sample.reference import tokens
+
+if TYPE_CHECKING:
+    from appliance.engine.card_runner import CardRunner
 
 log = logging.getLogger("appliance.engine.loop")
 
@@ -64,11 +69,12 @@ class EngineLoop:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: ModelRunner | CardRunner,
         scheduler: Scheduler,
         limits: EngineLimits,
         threads: int,
         on_fatal: Callable[[BaseException], None] = end_process,
+        choose_tokens: Tokens = tokens,
     ) -> None:
         self.limits = limits
         self._vocab_size = runner.vocab_size
@@ -77,6 +83,7 @@ class EngineLoop:
         self._geometry: PoolGeometry = scheduler.pool.geometry
         self._threads = threads
         self._on_fatal = on_fatal
+        self._choose_tokens = choose_tokens
         self._inbox: deque[Sequence | _Abort] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -318,7 +325,7 @@ class EngineLoop:
 
     def _accept(self, logits: torch.Tensor, sequences: list[Sequence]) -> None:
         """Choose a token for each, hand it out, end those that are done."""
-        for sequence, choice in zip(sequences, choose(logits, sequences), strict=True):
+        for sequence, choice in zip(sequences, choose(logits, sequences, self._choose_tokens), strict=True):
             if isinstance(choice, NoChoice):
                 self._fail_choice(sequence, choice)
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Several
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from appliance.engine.block_pool import BlockPool, Region
 from appliance.engine.kv_cache import KvCache
-from appliance.engine.models.decoder import Decoder
+from appliance.engine.models.decoder import Attend, Decoder
+from appliance.engine.models.int8_decoder import Int8Decoder, Paging, Span
 from appliance.engine.models.linear import padded_rows
 from appliance.engine.scheduler import BlockMoves, Chunk
 from appliance.engine.sequence import Sequence
@@ -23,7 +23,7 @@ from appliance_kernels.tiles import CacheShape
 class ModelRunner:
     """Owns the decoder and the cache's memory."""
 
-    def __init__(self, decoder: Decoder, pool: BlockPool) -> None:
+    def __init__(self, decoder: Decoder | Int8Decoder, pool: BlockPool) -> None:
         """The cache is mapped here; what may be written of it is the pool's to say."""
         config, geometry = decoder.config, pool.geometry
         self._decoder = decoder
@@ -83,22 +83,18 @@ class ModelRunner:
         """
         token_ids: list[int] = []
         positions: list[int] = []
-        begins = []
+        spans, writes = [], []
         for chunk in chunks:
-            begins.append(len(token_ids))
+            spans.append(Span(len(token_ids), chunk.count, chunk.start, self._readable_table(chunk.sequence)))
+            writes.append(self._chunk_write(chunk))
             token_ids += chunk.sequence.token_ids[chunk.start : chunk.start + chunk.count]
             positions += range(chunk.start, chunk.start + chunk.count)
-        attends = [self._chunk_attention(chunk, begin) for chunk, begin in zip(chunks, begins, strict=True)]
-
-        mixed = self._mixed_rows(len(token_ids))
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            for one in attends:
-                one(layer, q, k, v, mixed)
-            return mixed
-
-        hidden = self._decoder.forward(*self._padded(token_ids, positions), attend)
-        last = [begin + chunk.count - 1 for chunk, begin in zip(chunks, begins, strict=True) if chunk.chooses]
+        if isinstance(self._decoder, Int8Decoder):
+            hidden = self._paged_forward(self._decoder, token_ids, positions, spans, writes)
+        else:
+            attend = self._prefill_attention(spans, writes, self._mixed_rows(len(token_ids)))
+            hidden = self._decoder.forward(*self._padded(token_ids, positions), attend)
+        last = [span.begin + span.count - 1 for span, chunk in zip(spans, chunks, strict=True) if chunk.chooses]
         return self._logits(hidden, torch.tensor(last)) if last else None
 
     def decode(self, sequences: Several[Sequence]) -> Tensor:
@@ -116,8 +112,23 @@ class ModelRunner:
         slots = torch.tensor([self._slot(table, position) for table, position in zip(tables, positions, strict=True)])
         write = self._plan_write(slots, torch.tensor(owners), Region.DECODE)
         readable = self._readable(tables, owners)
-        plans = {window: plan_decode(self._shape, self._head_dim, readable, positions, window) for window in self._windows}
-        count, scale = len(chosen), self._decoder.config.attention_scale
+        newest = [sequence.token_ids[-1] for sequence in chosen]
+        if isinstance(self._decoder, Int8Decoder):
+            spans = [Span(row, 1, position, table) for row, (position, table) in enumerate(zip(positions, readable, strict=True))]
+            hidden = self._paged_forward(self._decoder, newest, positions, spans, [write])
+        else:
+            hidden = self._decoder.forward(*self._padded(newest, positions), self._decode_attention(readable, positions, write))
+        return self._logits(hidden, torch.tensor(order).argsort())
+
+    def _paged_forward(
+        self, decoder: Int8Decoder, token_ids: list[int], positions: list[int], spans: Several[Span], writes: Several[WritePlan]
+    ) -> Tensor:
+        paging = Paging.of(spans, writes, self._geometry.block_tokens, self._geometry.null_block)
+        return decoder.forward(torch.tensor(token_ids), torch.tensor(positions), paging, self._cache)
+
+    def _decode_attention(self, tables: Several[Several[int]], positions: list[int], write: WritePlan) -> Attend:
+        plans = {window: plan_decode(self._shape, self._head_dim, tables, positions, window) for window in self._windows}
+        count, scale = len(positions), self._decoder.config.attention_scale
         mixed = self._mixed_rows(count)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -126,28 +137,36 @@ class ModelRunner:
             paged_decode(q[:count], keys, values, plans[self._window_of_layer[layer]], scale, mixed[:count])
             return mixed
 
-        hidden = self._decoder.forward(*self._padded([sequence.token_ids[-1] for sequence in chosen], positions), attend)
-        back = torch.tensor(order).argsort()
-        return self._logits(hidden, back)
+        return attend
 
-    def _chunk_attention(self, chunk: Chunk, begin: int) -> Callable[[int, Tensor, Tensor, Tensor, Tensor], None]:
-        """Write and attend for one chunk whose rows begin at `begin`. A prompt goes to the prefill region, an answer that is
-        computed again to the decode region."""
-        end = begin + chunk.count
+    def _prefill_attention(self, spans: Several[Span], writes: Several[WritePlan], mixed: Tensor) -> Attend:
+        """Write and attend, one chunk after the other."""
+        plans = [
+            {window: plan_prefill(self._shape, self._head_dim, span.table, span.start, span.count, window) for window in self._windows}
+            for span in spans
+        ]
+        scale = self._decoder.config.attention_scale
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self._cache.keys(layer), self._cache.values(layer)
+            for span, write, by_window in zip(spans, writes, plans, strict=True):
+                rows = slice(span.begin, span.begin + span.count)
+                kv_write(k[rows], v[rows], keys, values, write)
+                paged_prefill(q[rows], keys, values, by_window[self._window_of_layer[layer]], scale, mixed[rows])
+            return mixed
+
+        return attend
+
+    def _chunk_write(self, chunk: Chunk) -> WritePlan:
+        """A prompt goes to the prefill region, an answer that is computed again to the decode region."""
         table = chunk.sequence.table(self._geometry.block_tokens)
         slots = torch.tensor([self._slot(table, position) for position in range(chunk.start, chunk.start + chunk.count)])
         region = Region.DECODE if chunk.sequence.decode_blocks else Region.PREFILL
-        write = self._plan_write(slots, torch.full_like(slots, chunk.sequence.arrival), region)
-        (readable,) = self._readable([table], [chunk.sequence.arrival])
-        plans = {window: plan_prefill(self._shape, self._head_dim, readable, chunk.start, chunk.count, window) for window in self._windows}
+        return self._plan_write(slots, torch.full_like(slots, chunk.sequence.arrival), region)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-            keys, values = self._cache.keys(layer), self._cache.values(layer)
-            kv_write(k[begin:end], v[begin:end], keys, values, write)
-            plan, scale = plans[self._window_of_layer[layer]], self._decoder.config.attention_scale
-            paged_prefill(q[begin:end], keys, values, plan, scale, out[begin:end])
-
-        return attend
+    def _readable_table(self, sequence: Sequence) -> Several[int]:
+        (table,) = self._readable([sequence.table(self._geometry.block_tokens)], [sequence.arrival])
+        return table
 
     def _plan_write(self, slots: Tensor, owners: Tensor, region: Region) -> WritePlan:
         return plan_write(slots, owners, self._geometry.block_tokens, self._guards[region], self._violations)
@@ -170,6 +189,8 @@ class ModelRunner:
         return torch.tensor(token_ids + extra), torch.tensor(positions + extra)
 
     def _logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        if isinstance(self._decoder, Int8Decoder):
+            return self._decoder.logits(hidden.index_select(0, rows))
         extra = padded_rows(rows.shape[0]) - rows.shape[0]
         chosen = hidden.index_select(0, torch.cat((rows, rows.new_zeros(extra))))
         return self._decoder.logits(chosen)[: rows.shape[0]]

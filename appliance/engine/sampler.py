@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from appliance.engine.messages import Constraint, ConstraintFailed, Likelihood
 from appliance.engine.sequence import Sequence
-from appliance_kernels.sample.reference import adjusted, greedy, log_shares, sample
+from appliance_kernels.sample.reference import NOT_FINITE, Draw, adjusted, log_shares, sample, tokens
+
+Tokens = Callable[[Tensor, Several[Draw]], list[int]]
+"""As sample.reference.tokens."""
 
 _WORD = 2**64
 _NEVER = float("-inf")
@@ -46,42 +50,51 @@ def uniform(seed: int, position: int) -> float:
     return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
 
 
-def choose(logits: Tensor, sequences: Several[Sequence]) -> list[Choice | NoChoice]:
+def choose(logits: Tensor, sequences: Several[Sequence], choose_tokens: Tokens = tokens) -> list[Choice | NoChoice]:
     """A token for each, by its own row alone.
 
     Args:
         logits: [sequences, vocab_size].
+        choose_tokens: for all rows together, where the logits lie.
     """
-    best = greedy(logits)
-    finite = logits.gather(1, best.unsqueeze(1)).squeeze(1).isfinite().tolist()  # NaN counts as the largest
-    choices: list[Choice | NoChoice] = []
-    for row, (sequence, token, good) in enumerate(zip(sequences, best.tolist(), finite, strict=True)):
-        if good:
-            choices.append(_choose(logits[row], token, sequence))
-        else:
-            count = len(sequence.token_ids)
-            choices.append(NoChoice(f"the model gave no usable numbers after {count} tokens (NaN or infinity)", not_finite=True))
-    return choices
+    chosen = choose_tokens(logits, [_draw(sequence) for sequence in sequences])
+    return [_choose(logits[row], token, sequence) for row, (token, sequence) in enumerate(zip(chosen, sequences, strict=True))]
 
 
-def _choose(logits: Tensor, best: int, sequence: Sequence) -> Choice | NoChoice:
-    """One row's; `best` is its largest."""
-    sampling, constraint = sequence.request.sampling, sequence.request.constraint
-    usable, token = logits, best
-    if sampling.adjusts or constraint is not None:
+def _draw(sequence: Sequence) -> Draw:
+    """How to choose from the row as it is; from one that is changed first, here only whether its largest is a number."""
+    sampling = sequence.request.sampling
+    if _changes(sequence) or sampling.temperature < _COLDEST:
+        return Draw()
+    u = uniform(sequence.seed, len(sequence.token_ids))
+    return Draw(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, u)
+
+
+def _changes(sequence: Sequence) -> bool:
+    return sequence.request.sampling.adjusts or sequence.request.constraint is not None
+
+
+def _choose(logits: Tensor, token: int, sequence: Sequence) -> Choice | NoChoice:
+    """One row's; `token` is what was chosen from it as it is."""
+    sampling = sequence.request.sampling
+    if token == NOT_FINITE:
+        count = len(sequence.token_ids)
+        return NoChoice(f"the model gave no usable numbers after {count} tokens (NaN or infinity)", not_finite=True)
+    usable = logits
+    if _changes(sequence):
         try:
-            usable = _allowed(_adjusted(logits, sequence), constraint)
+            usable = _allowed(_adjusted(logits.cpu(), sequence), sequence.request.constraint)
         except ConstraintFailed as failure:
             return NoChoice(str(failure))
         token = int(usable.argmax())
         if usable[token] == _NEVER:
             return NoChoice("what the answer may say leaves no token to choose")
-    if sampling.temperature >= _COLDEST:
-        u = uniform(sequence.seed, len(sequence.token_ids))
-        token = sample(usable, sampling.temperature, sampling.top_k, sampling.top_p, u, sampling.min_p)
+        if sampling.temperature >= _COLDEST:
+            u = uniform(sequence.seed, len(sequence.token_ids))
+            token = sample(usable, sampling.temperature, sampling.top_k, sampling.top_p, u, sampling.min_p)
     if sampling.logprobs is None:
         return Choice(token)
-    logprob, top = log_shares(logits, token, sampling.logprobs)
+    logprob, top = log_shares(logits.cpu(), token, sampling.logprobs)
     return Choice(token, (Likelihood(logprob, tuple(top)),))
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 FAULTS = ("stray", "sealed", "foreign", "freed", "unreadable", "overrun")
 """See faults.py."""
+DEVICES = ("cpu", "cuda")
+WEIGHTS_DTYPES = ("float32", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class EngineSettings:
         kv_pool_bytes: size of the KV cache.
         prefill_fraction: share of its blocks that holds prompts; the rest holds answers.
         prefix_cache: take what begins as something did before from the cache. Off, for measurements.
+        device: one of DEVICES; cuda is the first card that CUDA_VISIBLE_DEVICES leaves, and computes in float32.
+        weights_dtype: one of WEIGHTS_DTYPES; int8 where machine and model allow it.
         fault: for tests: a damage and the decode step at which it is done; see faults.py. None: none.
     """
 
@@ -37,6 +41,8 @@ class EngineSettings:
     kv_pool_bytes: int = 512 * 1024**2
     prefill_fraction: float = 0.6
     prefix_cache: bool = True
+    device: str = "cpu"
+    weights_dtype: str = "float32"
     fault: tuple[str, int] | None = None
 
     @property

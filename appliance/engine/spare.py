@@ -35,6 +35,7 @@ from appliance.engine.threads import settle_openmp
 
 if TYPE_CHECKING:
     from appliance.engine.models.decoder import Decoder
+    from appliance.engine.models.int8_decoder import Int8Decoder
 
 MOST_COPIED_BYTES = 32 * 1024**2
 """A checkpoint that is stored in another type than it is computed in would lie in memory once more."""
@@ -53,7 +54,7 @@ class Prepared:
 
     model_path: Path
     text: ModelText
-    decoder: Decoder | None
+    decoder: Decoder | Int8Decoder | None
 
 
 class Spare:
@@ -134,9 +135,9 @@ def prepare(settings: EngineSettings) -> Prepared:
     from appliance.engine.build import load_decoder
     from appliance.engine.weights import WouldCopy
 
-    decoder: Decoder | None = None
+    decoder: Decoder | Int8Decoder | None = None
     try:
-        decoder = load_decoder(settings.model_path, MOST_COPIED_BYTES)
+        decoder = load_decoder(settings.model_path, MOST_COPIED_BYTES, settings.weights_dtype)
         warm_up(decoder, settings)
     except WouldCopy as reason:
         log.info("The weights are left for the engine to load: %s.", reason)
@@ -146,7 +147,7 @@ def prepare(settings: EngineSettings) -> Prepared:
     return Prepared(settings.model_path, text, decoder)
 
 
-def warm_up(decoder: Decoder, settings: EngineSettings) -> None:
+def warm_up(decoder: Decoder | Int8Decoder, settings: EngineSettings) -> None:
     """One short answer over a cache of a few blocks, which is given back: every page of the weights is in our page table then, and the
     libraries have compiled their kernels. It takes 0.4 s that the first answer would take."""
     from appliance.engine.build import load_parts

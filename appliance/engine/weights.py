@@ -94,6 +94,16 @@ class ModelWeights:
         place = self._place(name, shape)
         return self._view(place.file, place.begin, place.end, place.dtype).view(shape)
 
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One tensor as it is stored, where it lies: for who reads a few rows of it. Raises as `get`."""
+        place = self._place(name, shape)
+        return self._piece(place.file, place.begin, place.end, place.dtype).view(shape)
+
+    def stamps(self) -> list[tuple[str, int, int]]:
+        """(name, size, time of the last change) of each file: another one is another checkpoint."""
+        files = sorted({place.file for place in self._places.values()})
+        return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
     def stacked(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Tensor:
         """Matrices on top of each other: one view where they lie so in the file (converted ones do), else a copy.
 
@@ -120,13 +130,19 @@ class ModelWeights:
         return place
 
     def _view(self, file: Path, begin: int, end: int, dtype: str) -> Tensor:
+        piece = self._piece(file, begin, end, dtype)
+        if piece.dtype is not torch.float32:
+            self._count_copy(piece.numel())
+        return piece.float()
+
+    def _piece(self, file: Path, begin: int, end: int, dtype: str) -> Tensor:
         if file not in self._maps:
             self._maps[file] = _map(file)
         piece, kind = self._maps[file][begin:end], _DTYPES[dtype]
-        aligned = begin % kind.itemsize == 0  # the format does not promise it
-        if not aligned or kind is not torch.float32:
+        if begin % kind.itemsize:  # the format does not promise it
             self._count_copy((end - begin) // kind.itemsize)
-        return (piece if aligned else piece.clone()).view(kind).float()
+            piece = piece.clone()
+        return piece.view(kind)
 
     def _count_copy(self, numbers: int) -> None:
         self._copied_bytes += numbers * torch.float32.itemsize

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from appliance.engine.models.config import DecoderConfig, RopeSpec
 from appliance.engine.models.linear import linear
-from appliance_kernels.gated_mlp.reference import gelu_tanh_mul, silu_mul
-from appliance_kernels.rms_norm.reference import rms_norm
-from appliance_kernels.rope.reference import rope, rope_turn
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+from appliance_kernels.rope.reference import rope_turn
+from appliance_kernels.rows import RowKernels, RowReferences
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [rows, heads, D], k [rows, kv_heads, D], v the same) → [rows, heads·D]; also keeps k and v."""
@@ -59,21 +56,26 @@ class Decoder:
         config: what it is.
     """
 
-    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+    def __init__(self, config: DecoderConfig, weights: Weights, rows: RowKernels | None = None) -> None:
         """Take the weights by name.
+
+        Args:
+            rows: of the device where the weights are; None: the CPU's.
 
         Raises:
             ModelError: a tensor is missing or has another shape than the configuration says.
         """
         self.config = config
+        self._rows: RowKernels = rows or RowReferences()
+        self._activation = {"silu": self._rows.silu_mul, "gelu_tanh": self._rows.gelu_tanh_mul}[config.activation]
         self._embedding = weights.get("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        self._norm = _norm_weight(weights, "model.norm.weight", config.hidden_size, config)
+        self._norm = norm_weight(weights, "model.norm.weight", config.hidden_size, config)
         shape = (config.vocab_size, config.hidden_size)
         self._head = self._embedding if config.tied_embedding else weights.get("lm_head.weight", shape)
         self._layers = [_read_layer(weights, f"model.layers.{index}.", config) for index in range(len(config.layers))]
         specs = list(dict.fromkeys(layer.rope for layer in config.layers))
         self._rope_of_layer = [specs.index(layer.rope) for layer in config.layers]
-        self._frequencies = [inverse_frequencies(spec, config.head_dim) for spec in specs]
+        self._frequencies = [inverse_frequencies(spec, config.head_dim).to(self._embedding.device) for spec in specs]
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """All layers over some tokens, of any mixture of sequences.
@@ -103,27 +105,27 @@ class Decoder:
         Returns:
             [rows, vocab_size].
         """
-        return linear(rms_norm(hidden, self._norm, self.config.norm_eps), self._head)
+        return linear(self._rows.rms_norm(hidden, self._norm, self.config.norm_eps), self._head)
 
     def _attention(self, index: int, layer: _Layer, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         config = self.config
         turned = config.heads + config.kv_heads
-        qkv = linear(rms_norm(x, layer.input_norm, config.norm_eps), layer.qkv, layer.qkv_bias)
+        qkv = linear(self._rows.rms_norm(x, layer.input_norm, config.norm_eps), layer.qkv, layer.qkv_bias)
         heads = qkv.view(x.shape[0], turned + config.kv_heads, config.head_dim)
         qk, v = heads[:, :turned], heads[:, turned:]
         if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, config.norm_eps)
-        qk = rope(qk, *turn)
+            qk = self._rows.rms_norm(qk, layer.qk_norm, config.norm_eps)
+        qk = self._rows.rope(qk, *turn)
         mixed = attend(index, qk[:, : config.heads], qk[:, config.heads :], v)
         return self._add_back(x, linear(mixed, layer.out, layer.out_bias), layer.attention_post_norm)
 
     def _feed_forward(self, layer: _Layer, x: Tensor) -> Tensor:
-        gate_up = linear(rms_norm(x, layer.mlp_norm, self.config.norm_eps), layer.gate_up)
-        return self._add_back(x, linear(_ACTIVATIONS[self.config.activation](gate_up), layer.down), layer.mlp_post_norm)
+        gate_up = linear(self._rows.rms_norm(x, layer.mlp_norm, self.config.norm_eps), layer.gate_up)
+        return self._add_back(x, linear(self._activation(gate_up), layer.down), layer.mlp_post_norm)
 
     def _add_back(self, x: Tensor, change: Tensor, post_norm: Tensor | None) -> Tensor:
         if post_norm is not None:
-            change = rms_norm(change, post_norm, self.config.norm_eps)
+            change = self._rows.rms_norm(change, post_norm, self.config.norm_eps)
         return change.add_(x)
 
 
@@ -149,15 +151,15 @@ def _read_layer(weights: Weights, prefix: str, config: DecoderConfig) -> _Layer:
     mlp_norm = "pre_feedforward_layernorm" if config.sandwich_norms else "post_attention_layernorm"
 
     def norm(name: str) -> Tensor:
-        return _norm_weight(weights, f"{prefix}{name}.weight", hidden, config)
+        return norm_weight(weights, f"{prefix}{name}.weight", hidden, config)
 
     return _Layer(
         input_norm=norm("input_layernorm"),
         qkv=weights.stacked(tuple(f"{attention}{name}_proj.weight" for name in ("q", "k", "v")), (q_rows, kv_rows, kv_rows), hidden),
-        qkv_bias=_qkv_bias(weights, attention, (q_rows, kv_rows, kv_rows)),
-        qk_norm=_qk_norm(weights, attention, config) if config.qk_norm else None,
+        qkv_bias=qkv_bias(weights, attention, (q_rows, kv_rows, kv_rows)),
+        qk_norm=qk_norm_weight(weights, attention, config) if config.qk_norm else None,
         out=weights.get(attention + "o_proj.weight", (hidden, q_rows)),
-        out_bias=_optional(weights, attention + "o_proj.bias", (hidden,)),
+        out_bias=optional(weights, attention + "o_proj.bias", (hidden,)),
         mlp_norm=norm(mlp_norm),
         gate_up=weights.stacked((mlp + "gate_proj.weight", mlp + "up_proj.weight"), (config.intermediate_size,) * 2, hidden),
         down=weights.get(mlp + "down_proj.weight", (hidden, config.intermediate_size)),
@@ -166,24 +168,27 @@ def _read_layer(weights: Weights, prefix: str, config: DecoderConfig) -> _Layer:
     )
 
 
-def _norm_weight(weights: Weights, name: str, size: int, config: DecoderConfig) -> Tensor:
+def norm_weight(weights: Weights, name: str, size: int, config: DecoderConfig) -> Tensor:
+    """As it is multiplied with."""
     weight = weights.get(name, (size,))
     return weight + config.norm_offset if config.norm_offset else weight
 
 
-def _optional(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor | None:
+def optional(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor | None:
+    """None where the checkpoint has none."""
     return weights.get(name, shape) if weights.has(name) else None
 
 
-def _qkv_bias(weights: Weights, attention: str, rows: tuple[int, int, int]) -> Tensor | None:
+def qkv_bias(weights: Weights, attention: str, rows: tuple[int, int, int]) -> Tensor | None:
+    """Of queries, keys and values, side by side; None where the checkpoint has none."""
     names = [f"{attention}{name}_proj.bias" for name in ("q", "k", "v")]
     if not weights.has(names[0]):
         return None
     return torch.cat([weights.get(name, (size,)) for name, size in zip(names, rows, strict=True)])
 
 
-def _qk_norm(weights: Weights, attention: str, config: DecoderConfig) -> Tensor:
+def qk_norm_weight(weights: Weights, attention: str, config: DecoderConfig) -> Tensor:
     """One weight row a head, so that queries and keys are normalised in one operation."""
-    q = _norm_weight(weights, attention + "q_norm.weight", config.head_dim, config)
-    k = _norm_weight(weights, attention + "k_norm.weight", config.head_dim, config)
+    q = norm_weight(weights, attention + "q_norm.weight", config.head_dim, config)
+    k = norm_weight(weights, attention + "k_norm.weight", config.head_dim, config)
     return torch.cat((q.expand(config.heads, -1), k.expand(config.kv_heads, -1)))

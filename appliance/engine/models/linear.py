@@ -28,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         [rows, N], new.
     """
-    if HAS_ONEDNN:
+    if HAS_ONEDNN and not x.is_cuda:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return product
     return functional.linear(x, weight, bias)

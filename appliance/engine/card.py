@@ -1,0 +1,67 @@
+"""The engine on a card: where its weights, its pool and its cache go, and what it needs before that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from appliance.core.errors import BudgetError
+from appliance.engine.block_pool import BlockPool, PoolGeometry
+from appliance.engine.card_runner import CardRunner
+from appliance.engine.models.config import DecoderConfig
+from appliance.engine.models.decoder import Decoder, Weights
+from appliance_kernels.on_card import OnCard
+
+
+def open_card() -> OnCard:
+    """The first card that CUDA_VISIBLE_DEVICES leaves.
+
+    Raises:
+        BudgetError: there is none.
+    """
+    if not torch.cuda.is_available():
+        built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built without CUDA"
+        raise BudgetError(
+            f"--device cuda: no CUDA device is usable here ({built}, {torch.cuda.device_count()} devices are visible)",
+            hint="leave out --device, install a torch that is built for CUDA, or look at `nvidia-smi`",
+        )
+    return OnCard(torch.device("cuda", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class OnCardWeights:
+    """A checkpoint's tensors, copied to the card as they are asked for; implements models.decoder.Weights."""
+
+    weights: Weights
+    device: torch.device
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has it."""
+        return self.weights.has(name)
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One tensor in float32."""
+        return self.weights.get(name, shape).to(self.device)
+
+    def stacked(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Tensor:
+        """Matrices on top of each other."""
+        return self.weights.stacked(names, rows, columns).to(self.device)
+
+
+def build_on_card(card: OnCard, config: DecoderConfig, weights: Weights, geometry: PoolGeometry) -> tuple[CardRunner, BlockPool]:
+    """Weights, pool and cache in the card's memory.
+
+    Raises:
+        ModelError: a tensor is missing or has another shape than the configuration says.
+        BudgetError: the card has no room.
+    """
+    try:
+        decoder = Decoder(config, OnCardWeights(weights, card.device), card)
+        pool = BlockPool(geometry, card.take_step, card.device)
+        return CardRunner(decoder, pool, card), pool
+    except torch.OutOfMemoryError as error:
+        raise BudgetError(
+            f"weights and KV pool do not fit the card: {error}", hint="lower [engine] kv_pool_bytes, or take a smaller model"
+        ) from error

@@ -1,0 +1,178 @@
+"""Runs the model on a card: as runner.py does on the CPU, with every operation a kernel of Triton's and every tensor in the card's memory.
+
+The host sends block tables, slots and token ids, and takes back chosen tokens, violations and the words of changed blocks. Nothing else
+crosses over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
+
+import torch
+from torch import Tensor
+
+from appliance.engine.block_pool import BlockPool, Region
+from appliance.engine.kv_cache import KvCache
+from appliance.engine.models.decoder import Attend as DecoderAttend
+from appliance.engine.models.decoder import Decoder
+from appliance.engine.models.linear import padded_rows
+from appliance.engine.scheduler import BlockMoves, Chunk
+from appliance.engine.sequence import Sequence
+from appliance_kernels.kv_write.reference import Guard, Violation, checked_tables, plan_blocks
+from appliance_kernels.on_card import Attend, Cache, OnCard, Piece, Reader, Write
+from appliance_kernels.tiles import CacheShape
+
+
+class CardFailed(Exception):
+    """The driver reported an error of a kernel, not of memory: what this process computes on the card is worth nothing any more."""
+
+
+class CardRunner:
+    """Owns the decoder and the cache's memory, both on the card; what loop.py asks of a ModelRunner."""
+
+    def __init__(self, decoder: Decoder, pool: BlockPool, card: OnCard) -> None:
+        """The cache is allocated here."""
+        config, geometry = decoder.config, pool.geometry
+        self._decoder = decoder
+        self._card = card
+        self._geometry = geometry
+        self._memory = KvCache(config, geometry, card.device)
+        self._violations = card.violations()
+        self._guards = {region: Guard(pool.words, pool.owners, *geometry.bounds(region)) for region in Region}
+        self._whole = Guard(pool.words, pool.owners, 0, geometry.end_block)
+        shape = CacheShape(geometry.block_tokens, config.kv_heads, config.group, geometry.null_block)
+        self._cache = Cache(shape, config.head_dim, torch.float32, self._whole, self._violations)
+        self._window_of_layer = [layer.window_tokens for layer in config.layers]
+        self._windows = sorted(set(self._window_of_layer))
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self._decoder.config.vocab_size
+
+    def beside(self, pool: BlockPool) -> CardRunner:
+        """The same model over another cache.
+
+        Raises:
+            MemoryError: the card has no room for it.
+        """
+        try:
+            return CardRunner(self._decoder, pool, self._card)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+
+    def check_guards(self) -> None:
+        """Raises CacheCorrupt where something was written between the regions or behind them."""
+        self._memory.check_guards()
+
+    def take_violations(self) -> list[Violation]:
+        """What was not written or read since the last call, because it was not to be. Waits for the card."""
+        return self._violations.take()
+
+    def apply(self, moves: BlockMoves) -> None:
+        """Before anything else of a step."""
+        if moves.scrub:
+            blocks, owners = zip(*moves.scrub, strict=True)
+            kept = plan_blocks(blocks, owners, self._whole, self._violations)
+            self._memory.scrub(self._place(blocks)[kept])
+        if moves.copies:
+            self._copy(moves.copies, Region.DECODE)
+
+    def promote(self, copies: Several[tuple[int, int, int]]) -> bool:
+        """(from, to, owner): blocks of finished answers into the prompts' region. False: one of them was refused."""
+        self._copy(copies, Region.PREFILL)
+        return not self._violations.count
+
+    def _copy(self, copies: Several[tuple[int, int, int]], region: Region) -> None:
+        """(from, to, owner), in all layers, into this region."""
+        sources, targets, owners = zip(*copies, strict=True)
+        readable = checked_tables([[source] for source in sources], owners, self._whole, self._geometry.null_block, self._violations)
+        kept = plan_blocks(targets, owners, self._guards[region], self._violations)
+        self._memory.copy(self._place([source for (source,) in readable])[kept], self._place(targets)[kept])
+
+    def prefill(self, chunks: Several[Chunk]) -> Tensor | None:
+        """Compute chunks of different sequences in one pass.
+
+        Returns:
+            [n, vocab_size], on the card: the logits of the chunks that choose a token, in order; None when there are none.
+
+        Raises:
+            torch.OutOfMemoryError: what the pass held has been given back.
+            CardFailed: the process has to end.
+        """
+        try:
+            return self._prefill(chunks)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise
+        except torch.AcceleratorError as error:
+            raise CardFailed(str(error)) from error
+
+    def _prefill(self, chunks: Several[Chunk]) -> Tensor | None:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        pieces, writes = [], []
+        for chunk in chunks:
+            piece = Piece(self._reader(chunk.sequence), len(token_ids), chunk.start, chunk.count)
+            pieces.append(piece)
+            token_ids += chunk.sequence.token_ids[chunk.start : chunk.start + chunk.count]
+            positions += (places := range(chunk.start, chunk.start + chunk.count))
+            # A prompt goes to the prefill region, an answer that is computed again to the decode region.
+            region = Region.DECODE if chunk.sequence.decode_blocks else Region.PREFILL
+            writes.append((piece.row, self._plan_write([(piece.reader, place) for place in places], region)))
+        attend = self._attention(len(token_ids), writes, self._card.plan_prefill(pieces, self._windows, self._cache))
+        hidden = self._decoder.forward(*self._padded(token_ids, positions), attend)
+        last = [piece.row + piece.count - 1 for piece, chunk in zip(pieces, chunks, strict=True) if chunk.chooses]
+        return self._logits(hidden, last) if last else None
+
+    def decode(self, sequences: Several[Sequence]) -> Tensor:
+        """One token of each: its newest, whose keys and values are written.
+
+        Returns:
+            [sequences, vocab_size], on the card.
+        """
+        readers = [self._reader(sequence) for sequence in sequences]
+        positions = [len(sequence.token_ids) - 1 for sequence in sequences]
+        write = self._plan_write(list(zip(readers, positions, strict=True)), Region.DECODE)
+        plans = self._card.plan_decode(readers, positions, self._windows, self._cache)
+        attend = self._attention(len(readers), [(0, write)], plans)
+        hidden = self._decoder.forward(*self._padded([sequence.token_ids[-1] for sequence in sequences], positions), attend)
+        return self._logits(hidden, list(range(len(readers))))
+
+    def _attention(self, rows: int, writes: Several[tuple[int, Write]], plans: Mapping[int, Attend]) -> DecoderAttend:
+        """Write all rows, then attend; `writes` begin at those rows. The rows behind, which fill up, stay zero."""
+        config = self._decoder.config
+        mixed = torch.zeros(padded_rows(rows), config.heads * config.head_dim, device=self._card.device)
+        ends = [*(row for row, _ in writes[1:]), rows]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self._memory.keys(layer), self._memory.values(layer)
+            for (begin, write), end in zip(writes, ends, strict=True):
+                write(k[begin:end], v[begin:end], keys, values)
+            plans[self._window_of_layer[layer]](q[:rows], keys, values, config.attention_scale, mixed)
+            return mixed
+
+        return attend
+
+    def _plan_write(self, places: Several[tuple[Reader, int]], region: Region) -> Write:
+        """Of tokens of these sequences at these positions."""
+        block_tokens = self._geometry.block_tokens
+        slots = [reader.table[position // block_tokens] * block_tokens + position % block_tokens for reader, position in places]
+        return self._card.plan_write(slots, [reader.owner for reader, _ in places], self._guards[region], self._cache)
+
+    def _reader(self, sequence: Sequence) -> Reader:
+        table = sequence.table(self._geometry.block_tokens)
+        return Reader(sequence.arrival, table, len(table) - len(sequence.decode_blocks))
+
+    def _padded(self, token_ids: list[int], positions: list[int]) -> tuple[Tensor, Tensor]:
+        """With rows of token 0 that nobody reads, up to what `linear` wants."""
+        extra = [0] * (padded_rows(len(token_ids)) - len(token_ids))
+        return self._place(token_ids + extra), self._place(positions + extra)
+
+    def _logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
+        extra = [0] * (padded_rows(len(rows)) - len(rows))
+        return self._decoder.logits(hidden.index_select(0, self._place(rows + extra)))[: len(rows)]
+
+    def _place(self, numbers: Several[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64).to(self._card.device)
