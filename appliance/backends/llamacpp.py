@@ -9,25 +9,25 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from appliance.backends.gguf_header import MAGIC, context_length
+from appliance.backends.launching import assumed_limits, launched, served_name, unix_socket
 from appliance.backends.model_folder import named_path
-from appliance.backends.native import served_name
-from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, configured_rung, count_in, json_object, plain_ids
-from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, version_in_use, words_of
+from appliance.backends.prompts import completion, longest
+from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, configured_rung, count_in, json_object
+from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, told, version_in_use, words_of
 from appliance.config.runtimes import LLAMA_SERVER, launch_program, runtime_of
 from appliance.config.schema import Config
 from appliance.core.errors import ConfigError, ModelError
-from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
+from appliance.core.launch import ContinuesBy, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
 from appliance.core.versions import Version
 
 CHUNK_TOKENS = 256
 """Half of its own: on a CPU nothing is lost by it, and others wait half as long."""
+_UNCACHED = {"cache_prompt": False}
 _SAMPLE = r"^llamacpp:{} (\S+)$"
 _FIGURES = {
     name: re.compile(_SAMPLE.format(name).encode(), re.MULTILINE) for name in ("n_decode_total", "requests_processing", "requests_deferred")
@@ -56,8 +56,7 @@ class LlamacppBackend:
 
     def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
         """Its options and variables."""
-        words = words_of(config, rung, _version(config))
-        return (words.arguments, tuple(words.environment.items()))
+        return told(config, rung, _version(config))
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """Raises ModelError and ConfigError."""
@@ -65,7 +64,7 @@ class LlamacppBackend:
         version = _version(config)
         notes = judged_extra_args(config, version)
         words = words_of(config, rung, version)
-        endpoint = Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
+        endpoint = unix_socket(run_dir, generation)
         threads = str(config.engine.threads or len(os.sched_getaffinity(0)))
         argv = (
             program,
@@ -82,32 +81,20 @@ class LlamacppBackend:
             *words.arguments,
             *config.engine.extra_args,
         )  # fmt: skip
-        return LaunchSpec(
-            argv=argv,
-            env=environment_of(config, words, OFFLINE, str(Path(program).parent)),
-            cwd=str(run_dir),
-            endpoint=endpoint,
-            probe_path="/health",
-            start_deadline_s=config.supervisor.start_deadline_s,
-            stop_deadline_s=config.supervisor.stop_deadline_s,
-            engine=self.name,
-            rung=rung,
-            notes=notes,
-            runtime=runtime_of(program),
-        )
+        env = environment_of(config, words, OFFLINE, str(Path(program).parent))
+        return launched(config, rung, run_dir, endpoint, argv, env, notes=notes, runtime=runtime_of(program))
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:
         """One greedy token."""
-        return (_completion(config, "The"),)
+        return (completion(config, "The", **_UNCACHED),)
 
     def worst_prompt(self, config: Config, limits: EngineLimits) -> WorstPrompt | None:
         """The whole context but for one token of answer."""
-        tokens = limits.context_length_tokens - 1
-        return WorstPrompt(_completion(config, plain_ids(tokens)), tokens) if tokens >= 1 else None
+        return longest(limits.context_length_tokens - 1, lambda ids: completion(config, ids, **_UNCACHED))
 
     def limits(self, config: Config, rung: Rung) -> EngineLimits:
         """Of the rung; the engine says more."""
-        return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0, continues_by=ContinuesBy.MESSAGE)
+        return assumed_limits(config, rung, ContinuesBy.MESSAGE)
 
 
 def counters_of(body: bytes) -> Counters:
@@ -164,12 +151,3 @@ def _file(path: Path) -> Path | None:
     there = [path] if path.is_file() else sorted(path.glob("*.gguf"))
     files = there if len(there) == 1 else [file for file in there if re.search(r"-0*1-of-\d+\.gguf$", file.name)]
     return files[0] if len(files) == 1 else None
-
-
-def _completion(config: Config, prompt: object) -> ProofRequest:
-    body = {"model": served_name(config), "prompt": prompt, "max_tokens": 1, "temperature": 0, "cache_prompt": False}
-    return ProofRequest("/v1/completions", body, _has_choices)
-
-
-def _has_choices(answer: Mapping[str, Any]) -> bool:
-    return bool(answer.get("choices"))

@@ -73,16 +73,12 @@ class NativeBackend:
             *_words(config, rung),
             "--kv-pool-bytes", str(engine.kv_pool_bytes),
             "--prefill-fraction", str(engine.prefill_fraction),
-            "--weights-dtype", engine.weights_dtype,
             "--max-body-bytes", str(config.gateway.max_body_bytes),
             *engine.extra_args,
         )  # fmt: skip
         environment = engine_environment() | {"OMP_NUM_THREADS": str(threads)}
         # Of the settings it knows those that a rung never changes; it is told the others when it takes over.
-        waiting = (
-            python, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", str(threads),
-            "--weights-dtype", engine.weights_dtype,
-        )  # fmt: skip
+        waiting = (python, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", str(threads))
         spare = SpareSpec(waiting, environment, str(run_dir), _stamp(model))
         runtime = runtime_of(python)
         return launched(config, rung, run_dir, endpoint, argv, environment, runtime=runtime, spare=spare if engine.warm_spare else None)
@@ -107,8 +103,7 @@ class NativeBackend:
 
 
 def _words(config: Config, rung: Rung) -> tuple[str, ...]:
-    """Where the rung leaves the context as configured, 0 stays 0: the engine cuts the model's limit to its KV cache, whose size is configured
-    too."""
+    """Where the rung leaves the context as configured, 0 stays 0: the engine cuts the model's limit to its KV cache."""
     untouched = rung.context_length_tokens == _configured_context(config)
     context = config.engine.context_length_tokens if untouched else rung.context_length_tokens
     said = replace(rung, context_length_tokens=context, block_tokens=config.engine.block_tokens, plan=None)

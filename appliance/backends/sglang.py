@@ -8,11 +8,12 @@ from typing import Any
 
 from appliance.backends import installed
 from appliance.backends.full_rung import LinearState, configured_in_full
+from appliance.backends.launching import assumed_limits, launched, served_name
 from appliance.backends.loopback import free_port
 from appliance.backends.model_folder import checked_folder
-from appliance.backends.native import served_name
-from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, count_in, json_object, plain_ids
-from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, version_in_use, words_of
+from appliance.backends.prompts import longest
+from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, count_in, json_object
+from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, told, version_in_use, words_of
 from appliance.config.runtimes import installed_version, runtime_of
 from appliance.config.schema import Config
 from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
@@ -64,8 +65,7 @@ class SglangBackend:
 
     def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
         """Its options and variables."""
-        words = words_of(config, rung, _version(config))
-        return (words.arguments, tuple(words.environment.items()))
+        return told(config, rung, _version(config))
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:  # noqa: ARG002 - a new port each time
         """Raises ModelError and ConfigError."""
@@ -89,19 +89,8 @@ class SglangBackend:
             *words.arguments,
             *config.engine.extra_args,
         )  # fmt: skip
-        return LaunchSpec(
-            argv=argv,
-            env=environment_of(config, words, _ENVIRONMENT, installed.environment_bin(python)),
-            cwd=str(run_dir),
-            endpoint=endpoint,
-            probe_path="/health",
-            start_deadline_s=config.supervisor.start_deadline_s,
-            stop_deadline_s=config.supervisor.stop_deadline_s,
-            engine=self.name,
-            rung=rung,
-            notes=notes,
-            runtime=runtime_of(python),
-        )
+        env = environment_of(config, words, _ENVIRONMENT, installed.environment_bin(python))
+        return launched(config, rung, run_dir, endpoint, argv, env, notes=notes, runtime=runtime_of(python))
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:  # noqa: ARG002 - the protocol's
         """Two greedy tokens."""
@@ -110,11 +99,11 @@ class SglangBackend:
     def worst_prompt(self, config: Config, limits: EngineLimits) -> WorstPrompt | None:  # noqa: ARG002 - the protocol's
         """As many ids as it said it takes."""
         tokens = limits.max_prompt_tokens or limits.context_length_tokens - KEPT_TOKENS
-        return WorstPrompt(_generation({"input_ids": plain_ids(tokens)}, 1), tokens) if tokens >= 1 else None
+        return longest(tokens, lambda ids: _generation({"input_ids": ids}, 1))
 
     def limits(self, config: Config, rung: Rung) -> EngineLimits:
         """Of the rung; the engine says more."""
-        return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0, continues_by=ContinuesBy.MESSAGE)
+        return assumed_limits(config, rung, ContinuesBy.MESSAGE)
 
 
 def counters_of(body: bytes) -> Counters:

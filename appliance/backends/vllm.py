@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from appliance.backends import installed
 from appliance.backends.full_rung import LinearState, configured_in_full
+from appliance.backends.launching import assumed_limits, launched, served_name, unix_socket
 from appliance.backends.model_folder import checked_folder
-from appliance.backends.native import served_name
-from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, count_in, json_object, plain_ids
-from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, version_in_use, words_of
+from appliance.backends.prompts import completion, longest
+from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, count_in, json_object
+from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, told, version_in_use, words_of
 from appliance.config.runtimes import installed_version, runtime_of
 from appliance.config.schema import Config
-from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
+from appliance.core.launch import ContinuesBy, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
 from appliance.core.versions import Version
 
@@ -64,8 +63,7 @@ class VllmBackend:
 
     def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
         """Its options and variables."""
-        words = words_of(config, rung, _version(config))
-        return (words.arguments, tuple(words.environment.items()))
+        return told(config, rung, _version(config))
 
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """Raises ModelError and ConfigError."""
@@ -73,7 +71,7 @@ class VllmBackend:
         model, version = checked_folder(config), _version(config)
         notes = judged_extra_args(config, version)
         words = words_of(config, rung, version)
-        endpoint = Endpoint(socket_path=str(run_dir / f"engine-{generation}.sock"))
+        endpoint = unix_socket(run_dir, generation)
         argv = (
             python, "-m", "vllm.entrypoints.cli.main", "serve", str(model),
             "--served-model-name", served_name(config),
@@ -82,32 +80,20 @@ class VllmBackend:
             *words.arguments,
             *config.engine.extra_args,
         )  # fmt: skip
-        return LaunchSpec(
-            argv=argv,
-            env=environment_of(config, words, _ENVIRONMENT, installed.environment_bin(python)),
-            cwd=str(run_dir),
-            endpoint=endpoint,
-            probe_path="/health",
-            start_deadline_s=config.supervisor.start_deadline_s,
-            stop_deadline_s=config.supervisor.stop_deadline_s,
-            engine=self.name,
-            rung=rung,
-            notes=notes,
-            runtime=runtime_of(python),
-        )
+        env = environment_of(config, words, _ENVIRONMENT, installed.environment_bin(python))
+        return launched(config, rung, run_dir, endpoint, argv, env, notes=notes, runtime=runtime_of(python))
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:
         """One greedy token."""
-        return (_completion(config, "The"),)
+        return (completion(config, "The"),)
 
     def worst_prompt(self, config: Config, limits: EngineLimits) -> WorstPrompt | None:
         """The whole context but for one token of answer."""
-        tokens = limits.context_length_tokens - 1
-        return WorstPrompt(_completion(config, plain_ids(tokens)), tokens) if tokens >= 1 else None
+        return longest(limits.context_length_tokens - 1, lambda ids: completion(config, ids))
 
     def limits(self, config: Config, rung: Rung) -> EngineLimits:
         """Of the rung; the engine says how many tokens its cache has."""
-        return EngineLimits(served_name(config), rung.context_length_tokens, rung.max_running, 0, continues_by=ContinuesBy.MESSAGE)
+        return assumed_limits(config, rung, ContinuesBy.MESSAGE)
 
 
 def counters_of(body: bytes) -> Counters:
@@ -140,15 +126,6 @@ def _number(text: bytes) -> float:
         return float(text)
     except ValueError:
         return 0.0
-
-
-def _completion(config: Config, prompt: object) -> ProofRequest:
-    body = {"model": served_name(config), "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    return ProofRequest("/v1/completions", body, _has_choices)
-
-
-def _has_choices(answer: Mapping[str, Any]) -> bool:
-    return bool(answer.get("choices"))
 
 
 def _version(config: Config) -> Version:

@@ -26,6 +26,12 @@ def words_of(config: Config, rung: Rung, version: Version) -> EngineWords:
     return flags.rules_of(config.engine.backend).words(rung, version)
 
 
+def told(config: Config, rung: Rung, version: Version) -> tuple[object, ...]:
+    """What of a rung reaches such an engine: its options and variables."""
+    words = words_of(config, rung, version)
+    return (words.arguments, tuple(words.environment.items()))
+
+
 def judged_extra_args(config: Config, version: Version) -> tuple[str, ...]:
     """The dangers among engine.extra_args, a sentence each.
 
