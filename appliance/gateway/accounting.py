@@ -89,7 +89,9 @@ class Account:
     def complete(self) -> None:
         """The answer is complete: what did it cost?"""
         self.answered = True
-        usage = _merged(usage_in(self._first_mark), usage_in(self._last_mark))
+        last = usage_in(self._last_mark) if self._last_mark else None
+        first = last if self._first_mark is self._last_mark or not self._first_mark else usage_in(self._first_mark)
+        usage = _merged(first, last)
         self._first_mark = self._last_mark = b""
         if usage is None:
             return
@@ -136,7 +138,11 @@ def _usage_of(found: dict[str, Any]) -> Usage | None:
 
 
 def _count(found: dict[str, Any], *names: str) -> int:
-    return next((found[name] for name in names if type(found.get(name)) is int and found[name] >= 0), 0)
+    for name in names:
+        value = found.get(name)
+        if type(value) is int and value >= 0:
+            return value
+    return 0
 
 
 def _merged(first: Usage | None, last: Usage | None) -> Usage | None:

@@ -21,10 +21,12 @@ DISCARD_MAX_BYTES = 2 * 1024**2
 DISCARD_MAX_S = 1.0
 """So much of a refused body is read and thrown away before the answer, and for so long, to keep the connection. What is
 longer is answered at once, and the connection ends with it."""
-_MORE_THAN_TEXT = (
-    *("tools", "functions", "logprobs", "top_logprobs", "echo", "suffix", "best_of", "use_beam_search", "prompt_logprobs"),
-    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("json_schema", "regex", "ebnf", "structural_tag"),
+_MORE_THAN_TEXT = frozenset(
+    (
+        *("tools", "functions", "logprobs", "top_logprobs", "echo", "suffix", "best_of", "use_beam_search", "prompt_logprobs"),
+        *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *("json_schema", "regex", "ebnf", "structural_tag"),
+    )
 )
 """With one of these an answer is more than a text, or has a form that does not go on from its middle."""
 ANSWERS_MAX = 1024
@@ -164,7 +166,7 @@ def facts_of(body: bytes) -> BodyFacts:
         max_tokens=_max_tokens(document),
         answers=answers,
         deterministic=_deterministic(document),
-        plain=answers == 1 and not any(document.get(name) for name in _MORE_THAN_TEXT),
+        plain=answers == 1 and not any(document[name] for name in _MORE_THAN_TEXT.intersection(document)),
     )
 
 
@@ -172,8 +174,11 @@ def _max_tokens(document: dict[str, Any]) -> int:
     sampling = document.get("sampling_params")
     if isinstance(sampling, dict):  # SGLang's /generate
         document = {"max_tokens": sampling.get("max_new_tokens")}
-    found = [document.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
-    return next((value for value in found if type(value) is int and 0 < value < 2**31), 0)
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        value = document.get(name)
+        if type(value) is int and 0 < value < 2**31:
+            return value
+    return 0
 
 
 def _deterministic(document: dict[str, Any]) -> bool:

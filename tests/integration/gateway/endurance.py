@@ -180,7 +180,8 @@ class Fuzzed:
     connections: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     slowest_page_s: float = 0.0
-    grown_kib: int = 0
+    pss_kib: list[int] = field(default_factory=list)
+    """At each tenth."""
     grown_descriptors: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -250,11 +251,13 @@ async def fuzz(total_bytes: int, seed: int) -> Fuzzed:
                 await running.until(lambda status: not status["inflight"] and not status["queue"]["length"], "nothing is in flight")
 
             watching = asyncio.create_task(probe(running, found))
-            await all_of_them(total_bytes // 10, 0)
             pid = running.process.pid
-            before_kib, before_descriptors = pss_kib(pid), await settled_descriptors(pid)
-            await all_of_them(total_bytes, FUZZERS)
-            found.grown_kib = pss_kib(pid) - before_kib
+            await all_of_them(total_bytes // 10, 0)
+            before_descriptors = await settled_descriptors(pid)
+            found.pss_kib.append(pss_kib(pid))
+            for tenth in range(2, 11):
+                await all_of_them(total_bytes * tenth // 10, tenth * FUZZERS)
+                found.pss_kib.append(pss_kib(pid))
             found.grown_descriptors = await settled_descriptors(pid) - before_descriptors
             watching.cancel()
             if (await running.post({"do": "whole"})).status != 200:
@@ -264,7 +267,8 @@ async def fuzz(total_bytes: int, seed: int) -> Fuzzed:
                 found.problems.append(log[log.find("Traceback") - 500 :][:3000])
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
-    found.problems += [f"it grew by {found.grown_kib} KiB"] if found.grown_kib > GROWTH_MAX_KIB else []
+    grown_kib = found.pss_kib[-1] - found.pss_kib[0] if found.pss_kib else 0
+    found.problems += [f"it grew by {grown_kib} KiB"] if grown_kib > GROWTH_MAX_KIB else []
     found.problems += [f"it kept {found.grown_descriptors} more descriptors"] if found.grown_descriptors > CLIENTS else []
     found.problems += [f"a page took {found.slowest_page_s:.1f} s"] if found.slowest_page_s > PROBE_MAX_S else []
     return found
