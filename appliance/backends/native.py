@@ -73,12 +73,16 @@ class NativeBackend:
             *_words(config, rung),
             "--kv-pool-bytes", str(engine.kv_pool_bytes),
             "--prefill-fraction", str(engine.prefill_fraction),
+            "--weights-dtype", engine.weights_dtype,
             "--max-body-bytes", str(config.gateway.max_body_bytes),
             *engine.extra_args,
         )  # fmt: skip
         environment = engine_environment() | {"OMP_NUM_THREADS": str(threads)}
         # Of the settings it knows those that a rung never changes; it is told the others when it takes over.
-        waiting = (python, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", str(threads))
+        waiting = (
+            python, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", str(threads),
+            "--weights-dtype", engine.weights_dtype,
+        )  # fmt: skip
         spare = SpareSpec(waiting, environment, str(run_dir), _stamp(model))
         runtime = runtime_of(python)
         return launched(config, rung, run_dir, endpoint, argv, environment, runtime=runtime, spare=spare if engine.warm_spare else None)
