@@ -1,0 +1,113 @@
+"""The engine's path for cards beside the CPU's, as JSON: `python tests/engine/card_path.py MODEL_DIR (interpreter | cuda) [damaged]`.
+
+`interpreter`: every operation is its Triton kernel in Triton's interpreter, on tensors in the host's memory. A process of its own: the
+interpreter is chosen when a kernel's module is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence as Several
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+if sys.argv[2:3] == ["interpreter"]:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import Tensor
+
+from appliance.engine.build import load_parts
+from appliance.engine.card import build_on_card, open_card
+from appliance.engine.card_runner import CardRunner
+from appliance.engine.loop import EngineLoop
+from appliance.engine.messages import GenerateRequest, SamplingParams, TokenOutput
+from appliance.engine.models.registry import read_config
+from appliance.engine.scheduler import Scheduler
+from appliance.engine.sequence import Sequence
+from appliance.engine.settings import EngineSettings
+from appliance.engine.weights import ModelWeights, read_config_json
+from appliance_kernels.on_card import OnCard
+
+NEW_TOKENS = 4
+GREEDY = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0)
+DRAWN = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.9, top_k=40, top_p=0.9, seed=7)
+PENALISED = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, presence_penalty=1.5, logprobs=2)
+
+
+@dataclass
+class Answer:
+    """What one request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    error: str | None = None
+
+    def take(self, output: TokenOutput) -> None:
+        """One output."""
+        self.token_ids += output.token_ids
+        self.cached_tokens, self.error = output.cached_tokens, output.error
+
+
+class DamagedRunner(CardRunner):
+    """Spoils the first sequence's block table once, at its second decode step."""
+
+    steps = 0
+
+    def decode(self, sequences: Several[Sequence]) -> Tensor:
+        """As ever, but for that step."""
+        type(self).steps += 1
+        if type(self).steps == 2:
+            sequences[0].prompt_blocks[0] = 1_000_000
+        return super().decode(sequences)
+
+
+@dataclass
+class Told:
+    """Of one engine.
+
+    Attributes:
+        answers: of two prompts at once, the second turn of the first one, one with a penalty.
+        violations: accesses that were refused.
+    """
+
+    answers: list[Answer]
+    violations: int
+
+
+def prompt(length: int) -> list[int]:
+    """Token ids that mean nothing."""
+    return torch.randint(1, 300, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+def converse(loop: EngineLoop) -> Told:
+    """The same requests for every engine."""
+    answers = [Answer() for _ in range(4)]
+    loop.submit(GenerateRequest("first", tuple(prompt(14)), GREEDY), answers[0].take)
+    loop.submit(GenerateRequest("second", tuple(prompt(6)), DRAWN), answers[1].take)
+    loop.run_until_idle()
+    turn = (*prompt(14), *answers[0].token_ids, prompt(1)[0])
+    loop.submit(GenerateRequest("turn", turn, GREEDY), answers[2].take)
+    loop.submit(GenerateRequest("penalised", tuple(prompt(3)), PENALISED), answers[3].take)
+    loop.run_until_idle()
+    return Told(answers, loop.stats().block_violations)
+
+
+def main(model: Path, card: OnCard, kind: type[CardRunner]) -> None:
+    """The CPU's and the card's, as it is or damaged."""
+    settings = EngineSettings(model, threads=2, kv_pool_bytes=2 * 1024**2, prefill_chunk_tokens=12, block_tokens=4)
+    parts = load_parts(settings)
+    told = {"host": converse(EngineLoop(parts.runner, parts.scheduler, parts.limits, 2))}
+    config, geometry = read_config(read_config_json(model)), parts.scheduler.pool.geometry
+    runner, pool = build_on_card(card, config, ModelWeights(model), geometry)
+    runner.__class__ = kind
+    scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens, settings.prefix_cache)
+    told["card"] = converse(EngineLoop(runner, scheduler, parts.limits, 2, choose_tokens=card.tokens))
+    print(json.dumps({name: asdict(one) for name, one in told.items()}))
+
+
+if __name__ == "__main__":
+    device = OnCard(torch.device("cpu")) if sys.argv[2] == "interpreter" else open_card()
+    main(Path(sys.argv[1]), device, DamagedRunner if sys.argv[3:] == ["damaged"] else CardRunner)

@@ -1,0 +1,51 @@
+"""The engine's path for cards, on a machine without one: every operation a Triton kernel in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+from appliance.core.errors import BudgetError
+from appliance.engine.build import load_parts
+from appliance.engine.settings import EngineSettings
+from tests.engine.test_tiny_models import CASES, GEMMA, SIZES, save_checkpoint
+
+LLAMA = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2})
+GEMMA3 = transformers.Gemma3TextConfig(**GEMMA | {"num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 9})
+
+
+@pytest.mark.parametrize(("config", "damage"), [(LLAMA, "damaged"), (GEMMA3, "")], ids=["llama-damaged", "gemma3"])
+def test_the_cards_path_says_what_the_cpus_says(config: transformers.PreTrainedConfig, damage: str, tmp_path: Path) -> None:
+    """Batches, chunks, a drawn and a penalised answer, a second turn out of the prefix cache: the same tokens, and as many cached.
+    Also with a block table that is spoiled on the way: the access is refused, and the answer computed again apart."""
+    save_checkpoint(config, tmp_path)
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(Path(__file__).with_name("card_path.py")), str(tmp_path), "interpreter", *damage.split()]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout.splitlines()[-1])
+    host, card = told["host"], told["card"]
+    assert [answer["error"] for answer in host["answers"]] == [None] * 4
+    assert len({tuple(answer["token_ids"]) for answer in host["answers"]}) == 4, "a model that always says the same tests nothing"
+    assert host["answers"][2]["cached_tokens"] > 0
+    assert [answer["token_ids"] for answer in card["answers"]] == [answer["token_ids"] for answer in host["answers"]]
+    if damage:
+        assert card["violations"] > 0
+        assert "KV access refused" in ran.stderr
+    else:
+        assert card == host
+
+
+def test_a_card_that_is_not_there_is_refused_with_a_cure(tmp_path: Path) -> None:
+    """By name, before weights are read."""
+    save_checkpoint(CASES["llama"](), tmp_path)
+    with pytest.raises(BudgetError, match="--device cuda: no CUDA device is usable here") as caught:
+        load_parts(EngineSettings(tmp_path, device="cuda"))
+    assert "nvidia-smi" in str(caught.value.hint)
