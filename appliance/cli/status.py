@@ -123,14 +123,22 @@ def _mark(state: EngineState) -> str:
     return uncertain(state.value) if state in COMING_BACK or state is EngineState.DRAINING else bad(state.value)
 
 
+def place_of(rung: Json, count: int | None) -> str:
+    """Where it stands on the ladder: "0, as configured", or "2 of 5", of which the last is the safest that is known."""
+    if rung["index"] == 0:
+        return "0, as configured"
+    return f"{rung['index']} of {count - 1}" if count else str(rung["index"])
+
+
 def _rung(rung: Json | None, count: int | None) -> str:
     if not rung:
         return ""
-    place = f"{rung['index']} of 0 to {count - 1}" if count else str(rung["index"])
     words = (
-        f"{place}: context {rung['context_length_tokens']} tokens, prefill chunk {rung['prefill_chunk_tokens']}, "
+        f"{place_of(rung, count)}: context {rung['context_length_tokens']} tokens, prefill chunk {rung['prefill_chunk_tokens']}, "
         f"{rung['max_running']} running, KV {rung['kv_dtype']}, memory fraction {rung['mem_fraction']:g}"
     )
+    if rung.get("features_off"):
+        words += f", without {' and '.join(word.replace('_', ' ') for word in rung['features_off'])}"
     return f"{words}; gives up: {rung['gives_up']}" if rung.get("gives_up") else words
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from appliance.cli.printing import bad, bold, faint, good, uncertain
+from appliance.cli.status import place_of
 from appliance.cli.top_feed import View
 from appliance.core.units import GIB
 
@@ -58,7 +59,7 @@ def _whole(words: str, width: int) -> Iterator[str]:
 def _machine(view: View, width: int) -> Iterator[str]:
     rung = view.machine.get("rung")
     if rung:
-        place = f"{rung['index']} of 0 to {view.machine.get('rungs', 1) - 1}"
+        place = place_of(rung, view.machine.get("rungs"))
         why = f"; {view.ladder['why']}" if view.ladder.get("why") else ""
         context, chunk = f"{rung['context_length_tokens']:,}", f"{rung['prefill_chunk_tokens']:,}"
         text = f"rung {place}: context {context}, chunk {chunk}, {rung['max_running']} running"

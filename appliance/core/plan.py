@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +197,8 @@ class Rung:
     gives_up: str = ""
     gains: str = ""
     plan: MemoryPlan | None = None
+
+    @property
+    def setting(self) -> Rung:
+        """Itself without its number, its words and its plan: two rungs with the same one ask for the same."""
+        return replace(self, index=0, gives_up="", gains="", plan=None)

@@ -68,6 +68,11 @@ def switched_on(step: Step) -> float:
     return len(FEATURES) - len(step.inputs.features_off) + step.inputs.tensor_parallel + step.inputs.running
 
 
+def all_asked_for(step: Step) -> float:
+    """Bytes at the peak, as shares of the memory, and what is switched on: every move lowers one of them, and none raises the other."""
+    return demand_bytes(step) / max(1, step.plan.free_at_start_bytes) + switched_on(step)
+
+
 _MEMORY = (
     moves.half_chunk, moves.lower_fraction, moves.half_running, moves.graphs_off,
     moves.half_chunk, moves.lower_fraction, moves.lower_fraction, moves.half_running, moves.lower_fraction, moves.lower_fraction,
@@ -88,6 +93,11 @@ _ANOTHER_DIMENSION = _Family(
     (moves.drafter_off, moves.half_state, moves.eight_bit_kv, moves.half_running, moves.shorter_context, moves.shorter_context),
     settles=False,
 )
+_LESS_AT_THE_PEAK = _Family(
+    demand_bytes,
+    (moves.half_chunk, moves.drafter_off, moves.half_running, moves.graphs_off, moves.half_chunk, moves.half_running, moves.half_running),
+    settles=False,
+)
 _POOL_RAN_OUT = _Family(sequences_and_chunk, (moves.half_running, moves.half_chunk, moves.half_running, moves.half_running))
 _SOFTWARE = _Family(
     switched_on,
@@ -100,6 +110,15 @@ _HUNG = _Family(switched_on, (moves.graphs_off, *_SOFTWARE.moves))
 _COLLECTIVES = _Family(switched_on, (moves.p2p_off, moves.custom_all_reduce_off, moves.one_card))
 _SLOW = _Family(sequences_and_chunk, (moves.half_chunk, moves.half_running, moves.half_chunk))
 _LOST_CARD = _Family(switched_on, (moves.one_card,))
+_DESCRIPTORS = _Family(sequences_and_chunk, (moves.half_running, moves.half_running, moves.half_running))
+_UNEXPLAINED = _Family(
+    all_asked_for,
+    (
+        moves.half_chunk, moves.overlap_off, moves.lower_fraction, moves.drafter_off, moves.half_running, moves.graphs_off,
+        moves.other_attention, moves.half_chunk, moves.lower_fraction, moves.half_running, moves.one_card,
+    ),
+)  # fmt: skip
+"""Nothing says which: a little of everything, what costs least first."""
 
 FAMILIES: dict[Cause, _Family] = {
     Cause.CUDA_OOM_PREFILL: _OUT_OF_MEMORY,
@@ -111,7 +130,10 @@ FAMILIES: dict[Cause, _Family] = {
     Cause.CUDA_ILLEGAL_ACCESS: _SOFTWARE,
     Cause.CUDA_DEVICE_ASSERT: _SOFTWARE,
     Cause.CUDA_LAUNCH_FAILURE: _SOFTWARE,
+    Cause.CUBLAS_ERROR: _SOFTWARE,
+    Cause.BAD_NUMBERS: _SOFTWARE,
     Cause.SEGFAULT_NATIVE: _SOFTWARE,
+    Cause.CLIENT_DISCONNECT_CRASH: _SOFTWARE,
     Cause.GPU_HANG_RC: _HUNG,
     Cause.NCCL_P2P_HANG: _COLLECTIVES,
     Cause.NCCL_TIMEOUT: _COLLECTIVES,
@@ -119,6 +141,8 @@ FAMILIES: dict[Cause, _Family] = {
     Cause.P2P_UNSAFE: _COLLECTIVES,
     Cause.ENGINE_WATCHDOG: _SLOW,
     Cause.ENGINE_RPC_TIMEOUT: _SLOW,
+    Cause.FD_EXHAUSTED: _DESCRIPTORS,
+    Cause.UNKNOWN: _UNEXPLAINED,
     Cause.GPU_OFF_BUS: _LOST_CARD,
     Cause.GPU_MCU_HALT: _LOST_CARD,
     Cause.GSP_TIMEOUT: _LOST_CARD,
@@ -139,6 +163,7 @@ def ladder(
     cause: Cause,
     history: tuple[Tried, ...] = (),
     *,
+    failed: Rung | None = None,
     first_index: int = 1,
     estimated_context_tokens: int | None = None,
 ) -> tuple[Rung, ...]:
@@ -147,7 +172,9 @@ def ladder(
     Args:
         inputs: of the setting that failed; its fraction and context are chosen where they are not given.
         cause: of the failure.
-        history: earlier failures; rungs that are in it are left out, and refusals in both directions move to another dimension.
+        history: earlier failures. Rungs that are in it are left out; as many moves as there were failures of this kind come last, so that
+            the next move is another one; and refusals in both directions move to another dimension.
+        failed: the setting that failed, as the history knows it; None: it is not among the earlier ones.
         first_index: of the first rung.
         estimated_context_tokens: what the engine itself said would fit (vLLM's "estimated maximum model length").
 
@@ -158,12 +185,40 @@ def ladder(
     if family is None:
         return ()
     step = replace(_first(inputs), settles=family.settles)
+    family = _after_those_made(family, cause, [tried for tried in history if failed is None or tried.rung.setting != failed.setting])
     if estimated_context_tokens is not None and cause in _NOT_ENOUGH:
         rungs = list(_from(moves.context_of(step, estimated_context_tokens), step, family))
     else:
         rungs = list(_from(step, step, family))
-    fresh = [rung for rung in rungs if not any(_same(rung, tried.rung) for tried in history)]
+    left = {tried.rung.setting for tried in history}
+    fresh = [rung for rung in rungs if rung.setting not in left]
     return tuple(replace(rung, index=first_index + number) for number, rung in enumerate(fresh[:MOST_RUNGS]))
+
+
+_WORDS: dict[Move, str] = {
+    moves.half_chunk: "half the prefill chunk, which costs no context",
+    moves.lower_fraction: "a fraction of 0.02 less, with the context that then fits",
+    moves.raise_fraction: "a higher fraction, as far as the pool is short and the headroom covers the peak",
+    moves.half_running: "half the sequences",
+    moves.half_running_only: "half the sequences",
+    moves.graphs_off: "CUDA graphs off",
+    moves.drafter_off: "speculative decoding off",
+    moves.overlap_off: "the overlapping scheduler off",
+    moves.other_attention: "the other attention kernels",
+    moves.half_state: "linear state in 16 bits",
+    moves.eight_bit_kv: "KV cache in 8 bits",
+    moves.shorter_context: "three quarters of the context",
+    moves.p2p_off: "P2P off",
+    moves.custom_all_reduce_off: "the engine's own all-reduce off",
+    moves.one_card: "one card",
+    moves.runtime_back: "the engine version before",
+}
+
+
+def moves_against(cause: Cause) -> tuple[str, ...]:
+    """The moves that are tried, in their order, in words; none for a cause that no setting helps against."""
+    family = FAMILIES.get(cause)
+    return () if family is None else tuple(dict.fromkeys(_WORDS[move] for move in family.moves))
 
 
 def demand(inputs: PlanInputs, plan: MemoryPlan, cause: Cause) -> float:
@@ -173,11 +228,20 @@ def demand(inputs: PlanInputs, plan: MemoryPlan, cause: Cause) -> float:
 
 
 def _family(cause: Cause, history: tuple[Tried, ...]) -> _Family | None:
-    """Refusals in both directions (too much at 0.85, too little at 0.84) leave no fraction in between."""
-    causes = {tried.cause for tried in history} | {cause}
-    if any(too_much in causes for too_much in _TOO_MUCH) and any(not_enough in causes for not_enough in _NOT_ENOUGH):
+    """Refusals in both directions (too much at 0.85, too little at 0.84) leave no fraction in between: it stays, something else moves."""
+    before = {tried.cause for tried in history}
+    if cause in _TOO_MUCH and before & set(_NOT_ENOUGH):
+        return _LESS_AT_THE_PEAK
+    if cause in _NOT_ENOUGH and before & set(_TOO_MUCH):
         return _ANOTHER_DIMENSION
     return FAMILIES.get(cause)
+
+
+def _after_those_made(family: _Family, cause: Cause, earlier: list[Tried]) -> _Family:
+    """Each earlier setting that failed of this kind was left by one of the moves, in their order: the others come before them now."""
+    kind = FAMILIES.get(cause)
+    made = len({tried.rung.setting for tried in earlier if FAMILIES.get(tried.cause) is kind}) % len(family.moves)
+    return replace(family, moves=(*family.moves[made:], *family.moves[:made]))
 
 
 def _first(inputs: PlanInputs) -> Step:
@@ -201,11 +265,6 @@ def _from(start: Step, failed: Step, family: _Family) -> Iterator[Rung]:
             continue
         yield rung_of(after.inputs, after.plan, gives_up=after.gives_up, gains=after.gains)
         step = after
-
-
-def _same(a: Rung, b: Rung) -> bool:
-    """The same setting, whatever its number and its plan."""
-    return replace(a, index=0, gives_up="", gains="", plan=None) == replace(b, index=0, gives_up="", gains="", plan=None)
 
 
 def native_ladder(rung: Rung, *, chunk_min_tokens: int = 32, context_min_tokens: int = 512) -> tuple[Rung, ...]:

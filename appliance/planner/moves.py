@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from appliance.core.errors import BudgetError
 from appliance.core.plan import MemoryPlan
 from appliance.planner.activation import step_token_bytes
+from appliance.planner.carry import carried
 from appliance.planner.chain import CONTEXT_STEP_TOKENS, gib
 from appliance.planner.choose import attempt
 from appliance.planner.elements import dtype_bytes, is_16_bit
@@ -45,7 +46,8 @@ def _replanned(step: Step, fraction: float | None = None, **changes: object) -> 
     rules = rules_of(step.inputs.engine)
     wanted = step.inputs.context_length_tokens or step.plan.context_length_tokens
     share = step.plan.mem_fraction if fraction is None else round(fraction, 4)
-    changed = replace(step.inputs, mem_fraction=share, context_length_tokens=None, **changes)  # type: ignore[arg-type]
+    loosened = replace(step.inputs, mem_fraction=share, context_length_tokens=None, **changes)  # type: ignore[arg-type]
+    changed = carried(step.inputs, loosened)
     loose = rules.plan_at(changed, share)
     whole = loose.sequence_tokens // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
     fits = wanted if loose.sequence_tokens >= wanted else loose.context_length_tokens or whole
@@ -95,22 +97,27 @@ def lower_fraction(step: Step) -> Step | None:
 
 
 def raise_fraction(step: Step) -> Step | None:
-    """The other direction: a hundredth more for the static memory, while the headroom still covers the peak."""
-    fraction = round(step.plan.mem_fraction + RAISE_STEP, 4)
-    if fraction > step.inputs.red_line:
-        return None
+    """The other direction: a hundredth more for the static memory, and more where the pool is still short of the context then.
+
+    Only while the headroom covers the peak, and up to the red line; what then is still short is cut off the context.
+    """
+    fraction, highest = step.plan.mem_fraction, None
     rules = rules_of(step.inputs.engine)
-    changed = replace(step.inputs, mem_fraction=fraction)
-    plan = rules.plan_at(changed, fraction)
-    if plan.headroom_bytes < plan.activation_peak_bytes:
+    while (fraction := round(fraction + RAISE_STEP, 4)) <= step.inputs.red_line:
+        plan = rules.plan_at(replace(step.inputs, mem_fraction=fraction), fraction)
+        if plan.headroom_bytes < plan.activation_peak_bytes:
+            break
+        highest = fraction
+        if plan.sequence_tokens >= step.plan.context_length_tokens:
+            break
+    if highest is None:
         return None
-    lost = step.plan.headroom_bytes - plan.headroom_bytes
-    return Step(
-        changed,
-        plan,
-        f"{gib(lost)} of headroom",
-        f"{plan.kv_tokens - step.plan.kv_tokens:,} tokens of KV cache at a fraction of {fraction:g}",
-        step.settles,
+    after = _replanned(step, highest)
+    lost, was, now = step.plan.headroom_bytes - after.plan.headroom_bytes, step.plan.context_length_tokens, after.plan.context_length_tokens
+    return replace(
+        after,
+        gives_up=f"{gib(lost)} of headroom" + (f"; {_context_price(step, after)}" if now < was else ""),
+        gains=f"{after.plan.kv_tokens - step.plan.kv_tokens:,} tokens of KV cache at a fraction of {highest:g}",
     )
 
 
@@ -229,14 +236,11 @@ def one_card(step: Step) -> Step | None:
     """The model on one card, as much of it as fits; with an 8-bit KV cache where that is what it takes."""
     if step.inputs.tensor_parallel < 2:
         return None
-    free = replace(
-        step.inputs,
-        tensor_parallel=1,
-        mem_fraction=None,
-        context_length_tokens=None,
-        min_context_tokens=0,
-        measured=step.inputs.measured.shared_otherwise(step.inputs.tensor_parallel),
+    alone = carried(
+        step.inputs, replace(step.inputs, tensor_parallel=1, mem_fraction=None, context_length_tokens=None, min_context_tokens=0)
     )
+    shared = step.inputs.measured.shared_otherwise(step.inputs.tensor_parallel)
+    free = replace(alone, measured=replace(alone.measured, weight_bytes=shared.weight_bytes, kv_pool_bytes=None))
     half = "q8_0" if step.inputs.engine == "llamacpp" else "fp8_e4m3"
     for candidate in (free, replace(free, kv_dtype=half)):
         try:

@@ -19,7 +19,7 @@ from appliance.core.diagnosis import Citation, Confidence, Diagnosis
 from appliance.core.errors import ModelError
 from appliance.core.evidence import Source
 from appliance.core.launch import EngineLimits, LaunchSpec
-from appliance.core.plan import GpuFacts, Rung
+from appliance.core.plan import GpuFacts, ModelFacts, Rung
 from appliance.core.units import format_bytes
 from appliance.planner.calibration import CPU, PREFIX, Calibration, Proof, Setting
 from appliance.planner.inputs import Measured
@@ -27,8 +27,9 @@ from appliance.planner.model_files import model_identity
 from appliance.planner.proof import judge
 from appliance.planner.startup_log import measured_terms, read_startup_log
 from appliance.supervisor import events as ev
+from appliance.supervisor.history import Tried
 from appliance.supervisor.incidents import IncidentStore
-from appliance.supervisor.ladder import ladder_of
+from appliance.supervisor.ladder import Ladders, facts_of
 from appliance.supervisor.log_ring import LogLine
 from appliance.supervisor.memory_room import Look, look_at, room_before_start
 from appliance.supervisor.probe import Counters
@@ -76,30 +77,55 @@ class Budget:
         store: IncidentStore,
         post: Callable[[ev.Event], None],
         look_at_cards: Callable[[], Awaitable[Look | None]],
+        taken: Callable[[], tuple[Rung, ...]],
     ) -> None:
+        """`taken`: the rungs that the history goes by now (`History.below`)."""
         self._backend = backend
         self._store = store
         self._post = post
         self._look_at_cards = look_at_cards
+        self._taken = taken
         self._known = {one.key: one for document in store.recall_all(PREFIX) if (one := _read(document)) is not None}
         self._engine = (backend.name, backend.version)
         self._place, self._model = CPU, ""
         self._card: GpuFacts | None = None
+        self._cards = 1
+        """That share the model."""
+        self._facts: tuple[tuple[str, str], ModelFacts | None] = (("", ""), None)
+        """Of the model of this path and identity: reading them again costs a recovery its time."""
         self._room_bytes: int | None = None
         self._learned = False
         self._cannot = ""
         """Why the present life could not be proved."""
 
-    def ladder(self, config: Config) -> tuple[Rung, ...]:
-        """The rungs, with plans that stand on what was measured."""
-        self._model = _identity(config)
-        return ladder_of(self._backend, config, self._now, self._card if self._backend.uses_gpu else self._machine())
+    def ladder(self, config: Config, below: tuple[Rung, ...] = ()) -> tuple[Rung, ...]:
+        """The rungs, with plans that stand on what was measured. `below`: those that a history goes by; none: a forecast."""
+        return self._ladders(config).standing(below)
 
-    def begin_life(self, config: Config, place: str, card: GpuFacts | None) -> None:
-        """An engine is about to be started on the card of this UUID, or on "cpu", and the one before is gone."""
-        self._place, self._card, self._model = place, card, _identity(config)
+    def offers(
+        self, config: Config, failed: Rung, cause: Cause, tried: tuple[Tried, ...], estimated_context_tokens: int | None = None
+    ) -> tuple[Rung, ...] | None:
+        """The rungs that help against a cause, from the one that failed; None where they cannot be worked out (ladder.py)."""
+        return self._ladders(config).offers(failed, cause, tried, estimated_context_tokens)
+
+    def see(self, card: GpuFacts | None) -> bool:
+        """A card, as it was found while no engine was on it. Whether that is news to the rungs."""
+        news, self._card = card is not None and card != self._card, card or self._card
+        return news
+
+    def begin_life(self, config: Config, place: str, card: GpuFacts | None, cards: int) -> None:
+        """An engine is about to be started on so many cards, the first of this UUID, or on "cpu", and the one before is gone."""
+        self._place, self._card, self._cards, self._model = place, card, cards, _identity(config)
         self._room_bytes = room_before_start(os.getpid())
         self._cannot, self._learned = "", False
+
+    def _ladders(self, config: Config) -> Ladders:
+        self._model = _identity(config)
+        model = (config.model.path, self._model)
+        if self._facts[0] != model:
+            self._facts = (model, facts_of(config))
+        place = self._card if self._backend.uses_gpu else self._machine()
+        return Ladders(self._backend, config, self._facts[1], self._now, place)
 
     def _machine(self) -> GpuFacts | None:
         room = self._room_bytes or room_before_start(os.getpid())
@@ -107,11 +133,11 @@ class Budget:
 
     # -- proof runs ------------------------------------------------------------------------------------------------------
 
-    async def prove(self, config: Config, life: Life, limits: EngineLimits, *, last: bool) -> None:
+    async def prove(self, config: Config, life: Life, limits: EngineLimits, *, last: Callable[[], bool]) -> None:
         """Of an engine whose canary has answered and that serves nobody yet. Posts Proved, ProofRefused or ProofFailed.
 
         Args:
-            last: there is no safer rung.
+            last: whether there is no safer rung.
         """
         mode = config.ladder.prove
         if mode in ("always", "change") and self._engine[0] == "custom":
@@ -129,7 +155,7 @@ class Budget:
         self._post(ev.WorstCaseBegun(life.generation, worst.prompt_tokens))
         await self._judge(config, life, await worst.run(life.spec, self._looks(life)))
 
-    async def served(self, config: Config, life: Life, limits: EngineLimits, *, last: bool) -> None:
+    async def served(self, config: Config, life: Life, limits: EngineLimits, *, last: Callable[[], bool]) -> None:
         """Of an engine that serves: keep what its start measured, and prove it in idle time where that is wanted.
 
         The run is given up as soon as somebody asks for anything. Posts ProofRefused, if anything.
@@ -156,16 +182,14 @@ class Budget:
             finally:
                 running.cancel()
 
-    def _settled(self, config: Config, rung: Rung, *, last: bool) -> bool:
+    def _settled(self, config: Config, rung: Rung, *, last: Callable[[], bool]) -> bool:
         """Proved, or refused where there is nowhere else to go."""
         proof = self._now.proof_of(_setting(config, rung))
-        return proof is not None and (proof.holds or last)
+        return proof is not None and (proof.holds or last())
 
     def _planned(self, config: Config, rung: Rung) -> Rung:
         """The rung with its plan; one that was made before the card had been looked at gets it now."""
-        if rung.plan is not None:
-            return rung
-        return next((now for now in self.ladder(config) if now.index == rung.index), rung)
+        return rung if rung.plan is not None else self._ladders(config).planned(rung)
 
     def _worst(self, config: Config, limits: EngineLimits) -> WorstCase | None:
         if max(limits.context_length_tokens, limits.max_prompt_tokens) > TOKENS_MAX:
@@ -227,7 +251,7 @@ class Budget:
     def _keep_proof(self, config: Config, proof: Proof) -> None:
         log.info("the proof run is over", holds=proof.holds, result=proof.sentence)
         self._keep(self._now.with_proof(proof))
-        self._post(ev.SettingsChanged(MachineSettings.of(config), self.ladder(config)))
+        self._post(ev.SettingsChanged(MachineSettings.of(config), self.ladder(config, self._taken())))
 
     # -- calibration -----------------------------------------------------------------------------------------------------
 
@@ -248,7 +272,7 @@ class Budget:
         after = before.with_start(measured, _setting(config, life.spec.rung), time.time())
         self._keep(replace(after, model_path=config.model.path))
         if self._now.measured != before.measured:
-            self._post(ev.SettingsChanged(MachineSettings.of(config), self.ladder(config)))
+            self._post(ev.SettingsChanged(MachineSettings.of(config), self.ladder(config, self._taken())))
 
     def _keep(self, calibration: Calibration) -> None:
         self._known[calibration.key] = calibration
@@ -262,7 +286,7 @@ class Budget:
     @property
     def _now(self) -> Calibration:
         """What is known of the present engine, model and place."""
-        empty = Calibration(self._place, *self._engine, self._model)
+        empty = Calibration(self._place, *self._engine, self._model, self._cards)
         return self._known.get(empty.key, empty)
 
     def status(self, config: Config, rung: Rung) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from appliance.backends import Backend, backend_of
 from appliance.config.schema import Config
 from appliance.control.server import PublicationBoard
 from appliance.core.errors import ApplianceError
+from appliance.core.plan import GpuFacts
 from appliance.core.publication import Publication
 from appliance.core.states import ANSWERING, EngineState
 from appliance.gpu.cards import Roots
@@ -41,7 +42,7 @@ from appliance.supervisor.life import EngineLife, Surroundings
 from appliance.supervisor.log_ring import LogLine, LogRing
 from appliance.supervisor.machine import MachineState, Purpose, publication_of, step
 from appliance.supervisor.notify import Notifier
-from appliance.supervisor.policy import rung_for_refused
+from appliance.supervisor.offering import informed, is_last
 from appliance.supervisor.reboot import reboot
 from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.roll_back import go_back_to
@@ -96,7 +97,7 @@ class Supervisor:
         self.bench = ForensicBench(store, store.folder / "forensics")
         self.casework = Casework(self.backend, self.desk, self.cards, self.flight, store, diagnose, self.bench)
         self.life: EngineLife | None = None
-        self.budget = Budget(self.backend, store, self.post, self.gpu.look)
+        self.budget = Budget(self.backend, store, self.post, self.gpu.look, lambda: self.state.history.below)
         self.state = self._first_state()
         self.board = PublicationBoard(publication_of(self.state))
         self._groups = Groups(delegation, adopts_orphans=adopts_orphans)
@@ -165,7 +166,7 @@ class Supervisor:
             if not self._events or self._ended:
                 break
             event, seen = self._events.popleft()
-            before = self.state
+            before, event = self.state, self._informed(event)
             self.state, effects = step(before, event, time.monotonic())
             self._tell(before, event)
             for effect in effects:
@@ -178,6 +179,13 @@ class Supervisor:
         if self.state.purpose is Purpose.EXIT:
             self.notifier.extend()
         self.notifier.turn_done()
+
+    def _informed(self, event: ev.Event) -> ev.Event:
+        try:
+            return informed(event, self.state, self.budget, self.config, self._first_card)
+        except Exception as error:
+            log.error("the planner failed; please report this", about=type(event).__name__, exc_info=error)
+            return event
 
     def _tell(self, before: MachineState, event: ev.Event) -> None:
         if before.state is not self.state.state:
@@ -271,10 +279,10 @@ class Supervisor:
     # -- starting --------------------------------------------------------------------------------------------------------
 
     def _first_state(self) -> MachineState:
-        ladder = self.budget.ladder(self.config)
         memory = self.store.load()
         # Another configuration is another story: what failed under the old one is not held against the new one.
         history = memory.history if memory.settings == fingerprint(self.config) else History()
+        ladder = self.budget.ladder(self.config, history.below)
         return MachineState(
             settings=MachineSettings.of(self.config),
             ladder=ladder,
@@ -297,7 +305,7 @@ class Supervisor:
         self.run_dir.remove_engine_sockets()
         self.desk.begin_life(self.cards.lost)
         place = self.cards.first_uuid if self.state.uses_gpu else CPU
-        self.budget.begin_life(self.config, place, self.gpu.card(place))
+        self.budget.begin_life(self.config, place, self.gpu.card(place), effect.spec.rung.tensor_parallel)
         self.desk.add_launch(launch_facts(self.config, effect.spec))
         life = EngineLife(effect.generation, effect.spec, self._around)
         self.life = life
@@ -314,9 +322,11 @@ class Supervisor:
 
         life.prove(self.backend.proof(self.config), then)
 
-    @property
     def _on_last_rung(self) -> bool:
-        return rung_for_refused(self.state.history, self.state.ladder) is None
+        return is_last(self.state, self.budget, self.config)
+
+    def _first_card(self) -> GpuFacts | None:
+        return self.gpu.card(self.cards.first_uuid)
 
     def _wish(self) -> Wish:
         return spare_wish(self.state, self.config, self.backend, self.bench, self.run_dir.path)
@@ -341,9 +351,11 @@ class Supervisor:
 
     def reload(self, config: Config) -> tuple[Change, ...]:
         """Take over what can be taken over; says what changed and when it counts."""
-        found = changes(self.config, config)
+        found, before = changes(self.config, config), fingerprint(self.config)
         self.config = merged(self.config, config)
-        self.post(ev.SettingsChanged(MachineSettings.of(self.config), self.budget.ladder(self.config)))
+        anew = fingerprint(self.config) != before
+        ladder = self.budget.ladder(self.config, () if anew else self.state.history.below)
+        self.post(ev.SettingsChanged(MachineSettings.of(self.config), ladder, anew))
         self.spares.look()
         return found
 

@@ -9,6 +9,7 @@ from appliance.diagnosis.causality import edges
 from appliance.diagnosis.pattern import TIERS, Kind
 from appliance.diagnosis.remedies import remedies_of, sentence_of
 from appliance.diagnosis.samples import sample_of
+from appliance.planner.ladder import moves_against
 from appliance.supervisor.policy import FAIR_TRIAL_S, TABLE, Response, Row
 from appliance.supervisor.settings import MachineSettings
 
@@ -22,7 +23,12 @@ allocation failure, who asked for a stop, whose process an Xid names), deeper ev
 """
 RULES = f"""## What holds for every cause
 
-* A rung is only ever left for a safer one, so two causes that ask for opposite moves end in another dimension, or PARKED.
+* Which rung is the safer one, the planner works out when it is needed, for this cause and from the setting that failed
+  (docs/budget.md, "The ladder"). Each cause below has its moves, the cheapest first; one that was made already comes last, and
+  what the engine cannot be told is left out. Where model or card cannot be read, and for the built-in engine, there are fixed steps
+  instead, of which a cause takes the next one that may help.
+* A setting that failed is not offered again further down, and causes that ask for opposite moves are met in another dimension: nothing
+  goes in a circle, it ends on a rung that serves, or PARKED.
 * The same rung is not tried a third time for the same cause, unless no rung can be to blame, or it is the last one and the engine
   had served for {FAIR_TRIAL_S / 60:g} minutes and failed by chance: an endpoint that is up between crashes is not parked.
 * {MachineSettings().start_failures_max} failed starts in a row (`supervisor.start_failures_max`) are PARKED, whatever their causes were.
@@ -60,8 +66,8 @@ samples = ["RAID volume md0 is gone"]
 """
 
 _DOES: dict[Response, str] = {
-    Response.SAFER: "Restarts at once on the next rung that {better}.",
-    Response.SAME_THEN_SAFER: "Restarts on the same rung, for it may have been chance; the second time on the next rung that {better}.",
+    Response.SAFER: "Restarts at once on a safer rung",
+    Response.SAME_THEN_SAFER: "Restarts on the same rung, for it may have been chance; the second time on a safer one",
     Response.OUTSIDE: "Restarts on the same rung, as often as needed: no setting of ours did it.",
     Response.WAIT: "Waits, then tries the same rung again: something else has to change, and may do so by itself.",
     Response.WAIT_FOR_GPU: "Waits until driver and cards can be used again, then starts on the same rung.",
@@ -85,14 +91,16 @@ def page() -> str:
 def _section(cause: Cause) -> list[str]:
     """One cause: its sample, what it means, what the appliance does, what the owner should do."""
     lines = [f"### {cause.label}", "", f"{sentence_of(cause).rstrip('.')}.", "", "```", *map(_quoted, sample_of(cause)), "```"]
-    lines += ["", f"**The appliance.** {_IF_GONE if cause.is_ok else _does(TABLE[cause])}"]
+    lines += ["", f"**The appliance.** {_IF_GONE if cause.is_ok else _does(cause, TABLE[cause])}"]
     if remedies := remedies_of(cause):
         lines += ["", "**You.**", *(f"{number}. {text}" for number, text in enumerate(remedies, 1))]
     return [*lines, "", f"Known by: {', '.join(_patterns(cause)) or 'rules alone'}."]
 
 
-def _does(row: Row) -> str:
-    return _DOES[row.response].format(better=row.better.words)
+def _does(cause: Cause, row: Row) -> str:
+    if row.response not in (Response.SAFER, Response.SAME_THEN_SAFER):
+        return _DOES[row.response]
+    return f"{_DOES[row.response]}: {'; '.join(moves_against(cause))}. Of the fixed steps, the next that {row.better.words}."
 
 
 def _quoted(item: Evidence) -> str:

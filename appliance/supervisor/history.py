@@ -31,6 +31,7 @@ class Failure:
         refused: nothing broke: the proof run was not passed.
         known: the verdict, where it needs no evidence.
         runtime: the environment that it ran in.
+        offers: the rungs that a refused proof named as safer ones; None: what stands below on the ladder.
     """
 
     time_s: float
@@ -44,20 +45,26 @@ class Failure:
     refused: bool = False
     known: Diagnosis | None = None
     runtime: str = ""
+    offers: tuple[Rung, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """How often a rung failed for a cause since the engine was last stable."""
+    """How often a setting failed for a cause since the engine was last stable.
+
+    Attributes:
+        setting: `Rung.setting`, not a place on the ladder: what stands at a place changes with what is offered there.
+        times: 0 where a stable time has passed since. It is remembered all the same: nothing that was left is offered again further down.
+    """
 
     cause: Cause
-    rung: int
+    setting: Rung
     times: int
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Counters since the engine was last stable, and the rung it is on.
+    """Counters since the engine was last stable, the rung it is on, and how it came there.
 
     Attributes:
         rung: index on the ladder of the next start.
@@ -67,6 +74,8 @@ class History:
         failed_climbs: each one doubles the wait before the next climb.
         wants: the rung that was left only because it needs more cards than can be used now.
         runtime: the environment of the last engine that proved itself; empty where it has no name.
+        below: the rungs under the configured one, without their plans: those that were taken, and what was offered below the last of them.
+            Empty while none has been taken: then what stands below is a forecast, made anew whenever more is known.
     """
 
     rung: int = 0
@@ -77,19 +86,22 @@ class History:
     failed_climbs: int = 0
     wants: int | None = None
     runtime: str = ""
+    below: tuple[Rung, ...] = ()
 
-    def times(self, cause: Cause, rung: int) -> int:
-        """How often this rung failed for this cause."""
-        return next((entry.times for entry in self.tried if entry.cause is cause and entry.rung == rung), 0)
+    def times(self, cause: Cause, rung: Rung) -> int:
+        """How often this setting failed for this cause."""
+        setting = rung.setting
+        return next((entry.times for entry in self.tried if entry.cause is cause and entry.setting == setting), 0)
 
-    def with_failure(self, cause: Cause, phase: Phase, *, refused: bool = False) -> History:
-        """One more failure of the present rung. A start whose proof was refused was a good one."""
-        others = tuple(entry for entry in self.tried if not (entry.cause is cause and entry.rung == self.rung))
+    def with_failure(self, cause: Cause, phase: Phase, rung: Rung, *, refused: bool = False, outside: bool = False) -> History:
+        """One more failure of this rung. A start whose proof was refused was a good one; what came from outside is held against none."""
+        setting = rung.setting
+        others = tuple(entry for entry in self.tried if not (entry.cause is cause and entry.setting == setting))
         return dataclasses.replace(
             self,
             start_failures=self.start_failures + (phase is Phase.START and not refused),
             failures=self.failures + 1,
-            tried=(*others, Tried(cause, self.rung, self.times(cause, self.rung) + 1)),
+            tried=self.tried if outside else (*others, Tried(cause, setting, self.times(cause, rung) + 1)),
         )
 
     def proved(self, runtime: str = "") -> History:
@@ -97,7 +109,11 @@ class History:
         return dataclasses.replace(self, start_failures=0, runtime=runtime)
 
     def fitted(self, rungs: int) -> History:
-        """For a ladder of so many rungs, which may be shorter than the one it was written for."""
+        """For a ladder of so many rungs, which may be shorter than the one it was written for: a forecast that was made anew.
+
+        Rungs that were taken are part of the history (`below`), so it is only ever about one that none was taken of. Under another
+        configuration nothing is fitted: that is another story, which begins on rung 0 (`anew`).
+        """
         climbed_from = self.climbed_from if self.climbed_from is not None and self.climbed_from < rungs else None
         wants = self.wants if self.wants is not None and self.wants < rungs else None
         return dataclasses.replace(self, rung=min(self.rung, rungs - 1), climbed_from=climbed_from, wants=wants)
@@ -120,11 +136,24 @@ class History:
         rung = self.climbed_from if self.climbed_from is not None else self.rung
         return dataclasses.replace(self, rung=rung, climbed_from=None, failed_climbs=self.failed_climbs + 1)
 
+    def standing_on(self, ladder: tuple[Rung, ...]) -> History:
+        """With the rungs of the ladder that it goes by, once a rung below the configured one matters."""
+        if not self.rung and not self.below and self.wants is None:
+            return self
+        return dataclasses.replace(self, below=tuple(dataclasses.replace(rung, plan=None) for rung in ladder[1:]))
+
     def stable(self) -> History:
-        """A stable time has passed: nothing is held against any rung, and a climb has held."""
+        """A stable time has passed: nothing is held against any rung, and a climb has held. On rung 0 the story is over."""
+        if self.rung == 0 and self.wants is None:
+            return self.anew()
         failed_climbs = 0 if self.climbed_from is not None else self.failed_climbs
-        return History(rung=self.rung, failed_climbs=failed_climbs, wants=self.wants, runtime=self.runtime)
+        forgiven = tuple(dataclasses.replace(entry, times=0) for entry in self.tried)
+        return dataclasses.replace(self.forgiven(), failed_climbs=failed_climbs, tried=forgiven)
 
     def forgiven(self) -> History:
         """A person asked for a new try."""
-        return History(rung=self.rung, wants=self.wants, runtime=self.runtime)
+        return History(rung=self.rung, wants=self.wants, runtime=self.runtime, below=self.below)
+
+    def anew(self) -> History:
+        """On rung 0, with nothing known of any rung: another configuration, or a configured rung that has held."""
+        return History(runtime=self.runtime)

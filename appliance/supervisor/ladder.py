@@ -1,77 +1,159 @@
-"""The rungs of this configuration: what the owner wants, and below it what the planner says asks for less."""
+"""The rungs of a configuration: what the owner wants, and below it what asks for less.
+
+Where the model and the card can be read, nothing below rung 0 is fixed. When an engine is lost, the planner works out for that cause, and
+from the rung that was in force, which settings help (`Ladders.offers`); the policy takes the first of them. Until then a forecast stands
+below: the rungs for a prompt that runs out of memory, which is what engines on cards are lost to most.
+
+Fixed steps stand in their place (planner/card_ladder.py, `native_ladder`)
+* where model or card cannot be read, or the planner cannot plan with what is configured;
+* for the built-in engine: its chunk begins where the planner's smallest one ends, its pool is the owner's, it has no features to switch
+  off, and a fraction means nothing to it. What the planner could say, it would not be told;
+* for an engine of somebody else's (`custom`), of whose memory nothing is known.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from appliance.backends import Backend
 from appliance.config.schema import Config
+from appliance.core.causes import Cause
+from appliance.core.diagnosis import Diagnosis
 from appliance.core.errors import ApplianceError
 from appliance.core.plan import GpuFacts, MemoryPlan, ModelFacts, Rung
+from appliance.planner import ladder as planner
 from appliance.planner.calibration import Calibration, calibrated
 from appliance.planner.card_ladder import card_ladder, llamacpp_ladder
 from appliance.planner.engines import ENGINES, rules_of
 from appliance.planner.inputs import Measured, PlanInputs
-from appliance.planner.ladder import native_ladder
 from appliance.planner.model_files import model_facts
+from appliance.supervisor.history import Tried
 
-_BELOW = {"sglang": card_ladder, "vllm": card_ladder, "llamacpp": llamacpp_ladder}
+_FIXED = {"sglang": card_ladder, "vllm": card_ladder, "llamacpp": llamacpp_ladder}
 """Engines with more to give up than chunk, sequences and context, or in another order."""
+FORECAST = Cause.CUDA_OOM_PREFILL
+ESTIMATE = "estimate_tokens"
+"""Of a diagnosis: the context that the engine itself says would fit (vLLM's "estimated maximum model length")."""
 
 
-def ladder_of(backend: Backend, config: Config, known: Calibration | None = None, place: GpuFacts | None = None) -> tuple[Rung, ...]:
-    """Index 0 is what is configured; each later one asks for less. Rungs that the engine could not tell apart are one.
+class Ladders:
+    """The rungs of one configuration in one place. Reads nothing: what is known is given."""
 
-    Args:
-        known: what earlier starts measured.
-        place: the card, or for the built-in engine the machine's memory; with it the rungs have their plans.
-    """
-    first = backend.first_rung(config)
-    different: dict[tuple[object, ...], Rung] = {}
-    for rung in (first, *_BELOW.get(backend.name, native_ladder)(first)):
-        different.setdefault(backend.told(config, rung), rung)
-    rungs = tuple(replace(rung, index=index) for index, rung in enumerate(different.values()))
-    if backend.name not in ENGINES or place is None:
-        return rungs
+    def __init__(
+        self, backend: Backend, config: Config, facts: ModelFacts | None, known: Calibration | None = None, place: GpuFacts | None = None
+    ) -> None:
+        """`known`: what earlier starts measured. `place`: the card, or for the built-in engine the machine's memory."""
+        self._backend, self._config, self._known = backend, config, known
+        readable = backend.name in ENGINES and facts is not None and place is not None
+        self._facts: ModelFacts | None = facts if readable else None
+        self._place: GpuFacts | None = place if readable else None
+
+    def standing(self, below: tuple[Rung, ...] = ()) -> tuple[Rung, ...]:
+        """Index 0 is what is configured; each later one asks for less. Rungs that the engine could not tell apart are one.
+
+        Args:
+            below: those that a history goes by; they stay, and get their plans. None of them: a forecast.
+        """
+        first = self._backend.first_rung(self._config)
+        if below:
+            return tuple(self.planned(rung) for rung in (first, *below))
+        rungs = self._forecast(first)
+        if rungs is None:
+            rungs = _FIXED.get(self._backend.name, planner.native_ladder)(first)
+        return tuple(self.planned(rung) for rung in (first, *self._told_apart(first, rungs)))
+
+    def offers(
+        self, failed: Rung, cause: Cause, tried: tuple[Tried, ...] = (), estimated_context_tokens: int | None = None
+    ) -> tuple[Rung, ...] | None:
+        """The rungs that help against this cause, the cheapest first; none that failed before, of whatever. None: see the module."""
+        if self._facts is None or self._backend.name == "native":
+            return None
+        history = tuple(planner.Tried(entry.setting, entry.cause) for entry in tried if entry.cause in planner.FAMILIES)
+        try:
+            rungs = planner.ladder(
+                self._inputs(failed), cause, history,
+                failed=failed, first_index=failed.index + 1, estimated_context_tokens=estimated_context_tokens,
+            )  # fmt: skip
+        except ApplianceError:
+            return None  # a setting that cannot be planned: whoever starts it says so
+        told = self._told_apart(failed, rungs, (entry.rung for entry in history))
+        return tuple(self.planned(rung) for rung in told)
+
+    def planned(self, rung: Rung) -> Rung:
+        """With the chain at its own fraction, where facts are known."""
+        if self._facts is None:
+            return rung
+        try:
+            return replace(rung, plan=self._plan(rung))
+        except ApplianceError:
+            return replace(rung, plan=None)  # as configured it cannot be: whoever starts it says so
+
+    def _forecast(self, first: Rung) -> tuple[Rung, ...] | None:
+        """As for a prompt that ran out of memory, and last of all the rung for fewer cards: one may be missing at a start."""
+        rungs = self.offers(first, FORECAST)
+        if rungs is None or first.tensor_parallel < 2:
+            return rungs
+        return (*rungs, *(self.offers(first, Cause.GPU_OFF_BUS) or ()))
+
+    def _told_apart(self, failed: Rung, rungs: Iterable[Rung], tried: Iterable[Rung] = ()) -> tuple[Rung, ...]:
+        """Those of which the engine would be told something that it was not told before, numbered on."""
+        before = {self._backend.told(self._config, rung) for rung in (failed, *tried)}
+        different: dict[tuple[object, ...], Rung] = {}
+        for rung in rungs:
+            different.setdefault(self._backend.told(self._config, rung), rung)
+        fresh = (rung for told, rung in different.items() if told not in before)
+        return tuple(replace(rung, index=index) for index, rung in enumerate(fresh, failed.index + 1))
+
+    def _inputs(self, rung: Rung) -> PlanInputs:
+        """A rung as the planner takes it, with what was measured; the built-in engine's pool is the owner's."""
+        assert self._facts is not None and self._place is not None
+        engine, config = self._backend.name, self._config
+        native = engine == "native"
+        inputs = PlanInputs(
+            self._facts,
+            self._place,
+            engine,
+            "" if native else config.engine.version or self._backend.version,
+            mem_fraction=rung.mem_fraction,
+            context_length_tokens=rung.context_length_tokens or None,
+            kv_dtype=rung.kv_dtype or "auto",
+            tensor_parallel=rung.tensor_parallel,
+            prefill_chunk_tokens=rung.prefill_chunk_tokens,
+            max_running=rung.max_running,
+            draft_tokens=rung.draft_tokens,
+            state_dtype=rung.state_dtype,
+            state_slots=rung.state_slots,
+            prefix_cache=rung.prefix_cache,
+            block_tokens=config.engine.block_tokens if native else rung.block_tokens,
+            language_only=rung.language_only,
+            features_off=rung.features_off,
+            measured=Measured(kv_pool_bytes=config.engine.kv_pool_bytes, source="as configured") if native else Measured(),
+        )
+        return inputs if self._known is None else calibrated(inputs, self._known)
+
+    def _plan(self, rung: Rung) -> MemoryPlan:
+        inputs = self._inputs(rung)
+        rules = rules_of(inputs.engine)
+        resolved = rules.resolve(inputs)
+        fraction = inputs.mem_fraction if inputs.mem_fraction is not None else 0.9
+        plan = rules.plan_at(resolved, fraction)
+        if 0 < plan.context_length_tokens <= plan.sequence_tokens or not plan.sequence_tokens:
+            return plan
+        return rules.plan_at(
+            replace(resolved, context_length_tokens=plan.sequence_tokens), fraction
+        )  # an engine takes no more than its pool
+
+
+def facts_of(config: Config) -> ModelFacts | None:
+    """Of the configured model; None where it cannot be read, which whoever starts it will say."""
     try:
-        facts = model_facts(config.model.path)
-        version = "" if backend.name == "native" else config.engine.version or backend.version
-        return tuple(replace(rung, plan=_plan(_inputs(rung, config, facts, place, backend.name, version), known)) for rung in rungs)
+        return model_facts(config.model.path)
     except ApplianceError:
-        return rungs  # no such model, or a setting that cannot be: whoever starts it says so
+        return None
 
 
-def _inputs(rung: Rung, config: Config, facts: ModelFacts, place: GpuFacts, engine: str, version: str) -> PlanInputs:
-    """A rung as the planner takes it; the built-in engine's pool is the owner's."""
-    pool = Measured(kv_pool_bytes=config.engine.kv_pool_bytes, source="as configured") if engine == "native" else Measured()
-    return PlanInputs(
-        facts,
-        place,
-        engine,
-        version,
-        mem_fraction=rung.mem_fraction,
-        context_length_tokens=rung.context_length_tokens or None,
-        kv_dtype=rung.kv_dtype or "auto",
-        tensor_parallel=rung.tensor_parallel,
-        prefill_chunk_tokens=rung.prefill_chunk_tokens,
-        max_running=rung.max_running,
-        draft_tokens=rung.draft_tokens,
-        state_dtype=rung.state_dtype,
-        state_slots=rung.state_slots,
-        prefix_cache=rung.prefix_cache,
-        block_tokens=config.engine.block_tokens if engine == "native" else rung.block_tokens,
-        language_only=rung.language_only,
-        features_off=rung.features_off,
-        measured=pool,
-    )
-
-
-def _plan(inputs: PlanInputs, known: Calibration | None) -> MemoryPlan:
-    """The chain at the rung's own fraction."""
-    rules = rules_of(inputs.engine)
-    resolved = rules.resolve(inputs if known is None else calibrated(inputs, known))
-    fraction = inputs.mem_fraction if inputs.mem_fraction is not None else 0.9
-    plan = rules.plan_at(resolved, fraction)
-    if 0 < plan.context_length_tokens <= plan.sequence_tokens or not plan.sequence_tokens:
-        return plan
-    return rules.plan_at(replace(resolved, context_length_tokens=plan.sequence_tokens), fraction)  # an engine takes no more than its pool
+def estimate_in(diagnosis: Diagnosis) -> int | None:
+    """The context that the engine itself said would fit."""
+    tokens = dict(diagnosis.numbers).get(ESTIMATE)
+    return int(tokens) if tokens else None

@@ -1,8 +1,12 @@
 """What to do about a diagnosis: one pure function and one table, a row a cause. docs/failures.md prints this table.
 
+Which setting comes next is not decided here: the planner works out, for the cause and from the rung that failed, which ones help, the
+cheapest first (`offers`), and the first of them that is left is taken. Where nothing could be worked out there are the fixed steps of the
+ladder, of which a cause takes the next one that may help (`Better`).
+
 The rules over all rows:
-* A rung is only ever left downwards (to a higher index), so two causes that ask for opposite moves cannot go in a circle:
-  they end in another dimension, or PARKED.
+* A setting that failed is not offered again further down, whatever it failed of, and causes that ask for opposite moves are met in another
+  dimension: nothing goes in a circle, it ends on a rung that serves, or PARKED.
 * The same rung is not tried a third time for the same cause, except where no rung can be to blame (OUTSIDE, WAIT), and on the
   last rung after a life that served for FAIR_TRIAL_S and failed by chance: an endpoint that is up between crashes is not parked.
 * Starts have a budget of their own, whatever the causes were.
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.core.action import Action, ActionKind
 from appliance.core.causes import Cause
@@ -56,7 +60,7 @@ class Response(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Better:
-    """Which of the safer rungs help against a cause.
+    """Which of the fixed steps may help against a cause.
 
     Attributes:
         words: what such a rung has that the present one has not, for docs/failures.md.
@@ -191,6 +195,7 @@ def decide(
     *,
     jitter: float = 0.0,
     cards_left: int | None = None,
+    offers: tuple[Rung, ...] | None = None,
 ) -> Action:
     """The action for an engine that is gone.
 
@@ -198,11 +203,13 @@ def decide(
         diagnosis: why.
         history: with this failure already counted (`History.with_failure`); `history.rung` is the rung that failed.
         ladder: every rung, in order; index 0 is what the owner configured.
+        offers: the rungs that help against this cause, worked out from the one that failed, the cheapest first; None: nobody could work
+            them out, and what stands below on the ladder is all there is.
         failure: whether the start failed or the service broke, and whether somebody did it from outside.
         jitter: a random number in [0, 1).
         cards_left: that can still be used; None where nobody knows which one is lost.
     """
-    if failure.refused and (rung := rung_for_refused(history, ladder)) is not None:
+    if failure.refused and (rung := rung_for_refused(history, ladder, offers)) is not None:
         return _onto(rung, diagnosis, 0.0) if history.climbed_from is None else _fall_back(diagnosis, rung, 0.0)
     if _is_the_runtime(diagnosis.cause, failure, history) and history.start_failures < settings.start_failures_max:
         return _roll_back(diagnosis, history, ladder[history.rung], failure.runtime)
@@ -212,20 +219,24 @@ def decide(
     if failure.phase is Phase.START and history.start_failures >= settings.start_failures_max:
         return _park(diagnosis, f" after {history.start_failures} failed starts in a row (supervisor.start_failures_max)")
     if row.response is Response.LOST_CARD:
-        return _use_remaining(diagnosis, history, ladder, cards_left)
+        return _use_remaining(diagnosis, history, ladder, cards_left, offers)
     if row.response in (Response.WAIT, Response.WAIT_FOR_GPU):
         delay_s = max(settings.backoff_first_s, backoff_s(history.failures, settings, jitter))
         return _same(ActionKind.WAIT, diagnosis, ladder[history.rung], delay_s)
     delay_s = backoff_s(history.failures, settings, jitter)
     if row.response is not Response.OUTSIDE and history.climbed_from is not None:
         return _fall_back(diagnosis, ladder[history.climbed_from], delay_s)
-    # What ran out of memory under the longest prompt that it promises to take did not do so by chance.
-    proved_wrong = failure.worst_case and diagnosis.cause is Cause.HOST_OOM
-    may_be_chance = row.response is Response.SAME_THEN_SAFER and history.times(diagnosis.cause, history.rung) < 2 and not proved_wrong
-    if row.response is Response.OUTSIDE or may_be_chance:
+    chance = row.response is Response.SAME_THEN_SAFER and _may_be_chance(diagnosis, history, ladder, failure)
+    if row.response is Response.OUTSIDE or chance:
         return _same(ActionKind.RESTART_SAME, diagnosis, ladder[history.rung], delay_s)
     lasting = row.response is Response.SAME_THEN_SAFER and failure.uptime_s >= FAIR_TRIAL_S
-    return _safer(diagnosis, history, ladder, row.better, delay_s, lasting=lasting)
+    return _safer(diagnosis, history, ladder, offers, row.better, delay_s, lasting=lasting)
+
+
+def _may_be_chance(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], failure: Failure) -> bool:
+    """The first time. What ran out of memory under the longest prompt that it promises to take did not do so by chance."""
+    proved_wrong = failure.worst_case and diagnosis.cause is Cause.HOST_OOM
+    return history.times(diagnosis.cause, ladder[history.rung]) < 2 and not proved_wrong
 
 
 def _is_the_runtime(cause: Cause, failure: Failure, history: History) -> bool:
@@ -239,15 +250,16 @@ def _roll_back(diagnosis: Diagnosis, history: History, rung: Rung, failed: str) 
     return Action(ActionKind.ROLL_BACK, because(did, diagnosis), rung=rung, runtime=history.runtime)
 
 
-def rung_for_refused(history: History, ladder: tuple[Rung, ...]) -> Rung | None:
+def rung_for_refused(history: History, ladder: tuple[Rung, ...], offers: tuple[Rung, ...] | None) -> Rung | None:
     """Where to go from a rung whose proof was refused: back from a climb; else to the first below that asks for less at the prefill peak
     and fits what was measured, else to the next one. None: this is the last."""
     if history.climbed_from is not None:
         return ladder[history.climbed_from]
-    below = ladder[history.rung + 1 :]
+    below = ladder[history.rung + 1 :] if offers is None else offers
     less = [rung for rung in below if _less_prefill(ladder[history.rung], rung)]
     fits = [rung for rung in less if rung.plan is None or rung.plan.fits]
-    return next(iter((*fits, *less, *below)), None)
+    chosen = next(iter((*fits, *less, *below)), None)
+    return chosen if offers is None or chosen is None else replace(chosen, index=history.rung + 1)
 
 
 def backoff_s(failures: int, settings: MachineSettings, jitter: float) -> float:
@@ -259,16 +271,31 @@ def backoff_s(failures: int, settings: MachineSettings, jitter: float) -> float:
     return min(wait_s, settings.backoff_max_s)
 
 
-def _safer(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], better: Better, delay_s: float, *, lasting: bool) -> Action:
+def _safer(
+    diagnosis: Diagnosis,
+    history: History,
+    ladder: tuple[Rung, ...],
+    offers: tuple[Rung, ...] | None,
+    better: Better,
+    delay_s: float,
+    *,
+    lasting: bool,
+) -> Action:
+    """The first that was offered and did not fail of this twice; it comes right below the present one. Without offers a fixed step."""
     now = ladder[history.rung]
-    below = [rung for rung in ladder[history.rung + 1 :] if history.times(diagnosis.cause, rung.index) < 2]
-    fitting = [rung for rung in below if better.than(now, rung)] or ([] if better.needed else below)
-    if not fitting and lasting:
+    below = [rung for rung in (ladder[now.index + 1 :] if offers is None else offers) if history.times(diagnosis.cause, rung) < 2]
+    if offers is None:
+        fitting = [rung for rung in below if better.than(now, rung)] or ([] if better.needed else below)
+    else:
+        fitting = [replace(rung, index=now.index + 1) for rung in below]
+    if fitting:
+        return _onto(fitting[0], diagnosis, delay_s)
+    if lasting:
         return _same(ActionKind.RESTART_SAME, diagnosis, now, delay_s)
-    if not fitting:
-        left = f"as no rung {better.words} than" if better.needed and below else "with no rung left below"
-        return _park(diagnosis, f" {left} rung {now.index} of {len(ladder)}")
-    return _onto(fitting[0], diagnosis, delay_s)
+    if offers is not None:
+        return _park(diagnosis, f" as no setting is left that would help, after rung {now.index}")
+    left = f"as no rung {better.words} than" if better.needed and below else "with no rung left below"
+    return _park(diagnosis, f" {left} rung {now.index} of {len(ladder)}")
 
 
 def _onto(rung: Rung, diagnosis: Diagnosis, delay_s: float) -> Action:
@@ -288,13 +315,16 @@ def _same(kind: ActionKind, diagnosis: Diagnosis, rung: Rung, delay_s: float) ->
     return Action(kind, because(did + _after(delay_s), diagnosis), delay_s, rung)
 
 
-def _use_remaining(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], cards_left: int | None) -> Action:
+def _use_remaining(
+    diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], cards_left: int | None, offers: tuple[Rung, ...] | None
+) -> Action:
     if not cards_left:
         return _park(diagnosis, "" if cards_left == 0 else " as nothing says which card it is")
-    on = history.on_cards(cards_left, ladder)
+    reach = ladder if offers is None else (*ladder[: history.rung + 1], *offers)
+    on = history.on_cards(cards_left, reach)
     if on is None:
         return _park(diagnosis, f" as no rung fits the {cards_left} cards that are left")
-    rung = ladder[on.rung]
+    rung = replace(reach[on.rung], index=min(on.rung, history.rung + 1)) if offers is not None else reach[on.rung]
     cards = "card that is" if cards_left == 1 else f"{cards_left} cards that are"
     return Action(ActionKind.USE_REMAINING_GPU, because(f"restarted on the {cards} left (rung {rung.index})", diagnosis), 0.0, rung)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.config.schema import Config
 
@@ -40,5 +40,6 @@ class MachineSettings:
 
 
 def fingerprint(config: Config) -> str:
-    """Names what is served and how: a history of failures is about one such configuration."""
-    return hashlib.sha256(repr((config.model, config.engine, config.budget)).encode()).hexdigest()[:16]
+    """Names what is served and how: a history of failures is about one such configuration. A spare changes nothing of it."""
+    engine = replace(config.engine, warm_spare=True)
+    return hashlib.sha256(repr((config.model, engine, config.budget)).encode()).hexdigest()[:16]

@@ -20,6 +20,7 @@ from appliance.diagnosis.bundle import redacted, write_bundle
 from appliance.diagnosis.redact import Redactor
 from appliance.supervisor.daemon import Supervisor
 from appliance.supervisor.flight_recorder import CardsSample
+from appliance.supervisor.machine import MachineState
 
 TOLD_MAX = 200
 BUNDLE_MAX_BYTES = 5 * 1024**2
@@ -44,7 +45,13 @@ class Views:
             "rungs": [rung_to_json(rung) for rung in state.ladder],
             "in_force": state.history.rung,
             "why": why_this_rung(state.history.rung, state.history.wants, newest),
-            "tried": to_json(state.history.tried),
+            "below": what_stands_below(state),
+            "tried": [
+                {"cause": entry.cause.label, "rung": rung.index, "times": entry.times}
+                for entry in state.history.tried
+                for rung in state.ladder
+                if entry.times and rung.setting == entry.setting
+            ],
             "measured": to_json(self._supervisor.budget.measured),
         }
 
@@ -78,6 +85,15 @@ class Views:
             raise ControlError(f"no incident {incident_id[:80]!r} on this box", hint="appliancectl incidents lists what there is")
         answer = {"markdown": await asyncio.to_thread(markdown_of, document)}
         return answer | {"bundle": await asyncio.to_thread(bundle_of, document)} if bundle is True else answer
+
+
+def what_stands_below(state: MachineState) -> str:
+    """What the rungs below the one in force are, in a sentence."""
+    if state.history.rung == len(state.ladder) - 1:
+        return "there is no safer one that is known now; what helps is worked out when the engine is lost"
+    if state.history.below:
+        return "those below were worked out when the last one was taken; another failure may call for others"
+    return "those below are for a prompt that runs out of memory; another failure may call for others"
 
 
 def why_this_rung(rung: int, wants: int | None, newest_first: Sequence[Document]) -> str:

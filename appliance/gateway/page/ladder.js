@@ -3,8 +3,9 @@
 import { byId, element, setText } from "./dom.js";
 import * as format from "./format.js";
 
-export function showLadder({ rungs, in_force: inForce, why, tried }) {
-  setText(byId("ladder-why"), `Rung ${inForce} of 0 to ${rungs.length - 1} is in force: ${why}.`);
+export function showLadder({ rungs, in_force: inForce, why, tried, below }) {
+  const place = inForce === 0 ? "Rung 0, as configured," : `Rung ${inForce} of ${rungs.length - 1}`;
+  setText(byId("ladder-why"), `${place} is in force: ${why}${below ? `; ${below}` : ""}.`);
   byId("ladder").replaceChildren(...rungs.map((rung) => item(rung, rung.index === inForce, tried.filter((one) => one.rung === rung.index))));
 }
 
@@ -16,6 +17,7 @@ function item(rung, current, tried) {
     `KV ${rung.kv_dtype}`,
     `memory fraction ${rung.mem_fraction}`,
     rung.tensor_parallel > 1 && `${rung.tensor_parallel} cards`,
+    rung.features_off?.length > 0 && `without ${rung.features_off.map(format.words).join(" and ")}`,
   ].filter(Boolean);
   const failures = tried.map((one) => `${format.words(one.cause)} ${one.times}×`).join(", ");
   return element(

@@ -18,10 +18,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class GpuReady:
-    """The cards can be used; `note` says how many and what is missing."""
+    """The cards can be used; `note` says how many and what is missing.
+
+    `ladder`: what is worked out for a card that had not been looked at before; None: no news.
+    """
 
     cards: int
     note: str = ""
+    ladder: tuple[Rung, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +116,13 @@ class ProofFailed:
 class ProofRefused:
     """It works, but the longest prompt that its rung promises to take leaves too little memory, or had no answer.
 
-    `diagnosis` is None where the engine's own evidence is to say why.
+    `diagnosis` is None where the engine's own evidence is to say why. `offers`: as in Diagnosed.
     """
 
     generation: int
     text: str
     diagnosis: Diagnosis | None = None
+    offers: tuple[Rung, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +194,8 @@ class Diagnosed:
     """The verdict on `MachineState.failure`, with what the reducer cannot make itself: an id and a random number in [0, 1).
 
     `cards_left`: cards that can still be used; None where no card is used, or where it is not known which one is lost.
+    `offers`: the rungs that help against this cause, worked out from the one that failed, the cheapest first; None where they cannot be
+    worked out, so that the fixed steps on the ladder are all there is.
     """
 
     generation: int
@@ -196,6 +203,7 @@ class Diagnosed:
     incident_id: str
     jitter: float
     cards_left: int | None = None
+    offers: tuple[Rung, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +246,11 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged:
-    """A reload."""
+    """A reload, or news of the memory that the rungs' plans stand on. `anew`: the ladder is another configuration's."""
 
     settings: MachineSettings
     ladder: tuple[Rung, ...]
+    anew: bool = False
 
 
 Event = (

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from appliance.core.action import Action, ActionKind
 from appliance.core.diagnosis import Diagnosis
+from appliance.core.plan import Rung
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
-from appliance.supervisor.history import Failure, History, Phase
+from appliance.supervisor.history import Failure, Phase
+from appliance.supervisor.machine.rungs import descended
 from appliance.supervisor.machine.state import MachineState, Step, move, park, plan
 from appliance.supervisor.machine.stopping import finish_stop
 from appliance.supervisor.policy import TABLE, Response, because, decide
@@ -26,6 +28,7 @@ def fail(
     outside: bool = False,
     refused: bool = False,
     known: Diagnosis | None = None,
+    offers: tuple[Rung, ...] | None = None,
 ) -> Step:
     """The first fatal evidence of a life. Without effect when there is none to fail, it failed already, or it was asked to end."""
     if state.failure is not None or state.stopping or not state.running:
@@ -43,6 +46,7 @@ def fail(
         refused=refused,
         known=known,
         runtime=state.spec.runtime if state.spec is not None else "",
+        offers=offers,
     )
     to = EngineState.DRAINING if state.state is EngineState.DRAINING else EngineState.BACKOFF
     words = text[:300] if refused else f"the engine failed: {text[:300]}"
@@ -109,23 +113,33 @@ def on_diagnosis(state: MachineState, event: ev.Diagnosed, now_s: float) -> Step
         after, effects = finish_stop(judged, now_s)
         rung_after = state.history.rung
     else:
-        history = state.history.with_failure(event.diagnosis.cause, failure.phase, refused=failure.refused)
-        action = decide(event.diagnosis, history, state.ladder, state.settings, failure, jitter=event.jitter, cards_left=event.cards_left)
-        history = _moved(history, action)
-        rung_after = history.rung
-        after, effects = _act(replace(judged, history=history), failure, event.diagnosis, action, now_s)
+        offers = failure.offers if failure.refused else event.offers
+        ran = state.spec.rung if state.spec is not None else state.rung
+        history = state.history.with_failure(event.diagnosis.cause, failure.phase, ran, refused=failure.refused, outside=failure.outside)
+        action = decide(
+            event.diagnosis, history, state.ladder, state.settings, failure,
+            jitter=event.jitter, cards_left=event.cards_left, offers=offers,
+        )  # fmt: skip
+        moved = _moved(replace(judged, history=history), action, offers)
+        rung_after = moved.history.rung
+        after, effects = _act(moved, failure, event.diagnosis, action, now_s)
     return after, (ev.RecordIncident(event.incident_id, failure, event.diagnosis, action, rung_after), *effects)
 
 
-def _moved(history: History, action: Action) -> History:
-    """On the action's rung."""
-    if action.rung is None or action.rung.index == history.rung:
-        return history
-    if action.rung.index == history.climbed_from:
-        return history.fallen_back()
+def _moved(state: MachineState, action: Action, offers: tuple[Rung, ...] | None) -> MachineState:
+    """On the action's rung, which may be one that was only offered."""
+    history, rung = state.history, action.rung
+    if rung is None or rung.index == history.rung:
+        return state
+    if history.climbed_from is not None and rung == state.ladder[history.climbed_from]:
+        return replace(state, history=history.fallen_back())
+    ladder = state.ladder
+    if offers is not None and rung.index > history.rung:
+        ladder = descended(ladder, history.rung, offers, rung)
+        history = replace(history, climbed_from=None)  # what it had climbed from stands there no more
     if action.kind is ActionKind.USE_REMAINING_GPU and history.wants is None:
-        return replace(history, rung=action.rung.index, wants=history.rung)
-    return replace(history, rung=action.rung.index)
+        history = replace(history, wants=history.rung)
+    return replace(state, ladder=ladder, history=replace(history, rung=rung.index).standing_on(ladder))
 
 
 def _act(state: MachineState, failure: Failure, diagnosis: Diagnosis, action: Action, now_s: float) -> Step:

@@ -56,8 +56,8 @@ def on_proved(state: MachineState, now_s: float) -> Step:
 
 def on_refused(state: MachineState, event: ev.ProofRefused, now_s: float) -> Step:
     """To the next rung; the last one is served all the same, for it works: short of memory is better than gone."""
-    if rung_for_refused(state.history, state.ladder) is not None:
-        return fail(state, event.text, now_s, kill=ev.KillHow.NOW, refused=True, known=event.diagnosis)
+    if rung_for_refused(state.history, state.ladder, event.offers) is not None:
+        return fail(state, event.text, now_s, kill=ev.KillHow.NOW, refused=True, known=event.diagnosis, offers=event.offers)
     served, effects = on_proved(state, now_s)
     if served is state:
         return state, ()

@@ -8,6 +8,7 @@ from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
 from appliance.supervisor.history import History
 from appliance.supervisor.machine import failing, proving, starting, stopping
+from appliance.supervisor.machine.rungs import relaid
 from appliance.supervisor.machine.state import MachineState, Step, publication_of
 
 
@@ -59,8 +60,8 @@ def _react(state: MachineState, event: ev.Event, now_s: float) -> Step:
             return proving.on_proved(state, now_s)
         case ev.Progress(running=0, waiting=0):
             return stopping.on_idle(state, now_s)
-        case ev.SettingsChanged(settings=settings, ladder=ladder):
-            return replace(state, settings=settings, ladder=ladder, history=state.history.fitted(len(ladder))), ()
+        case ev.SettingsChanged(settings=settings, ladder=ladder, anew=anew):
+            return relaid(replace(state, settings=settings), ladder, anew=anew), ()
         case ev.TimerFired(timer=timer):
             return _on_timer(state, timer, now_s)
         case ev.DrainRequested() | ev.RestartRequested() | ev.ResumeRequested() | ev.StopRequested():

@@ -9,6 +9,7 @@ from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
 from appliance.supervisor.history import Failure, Phase
 from appliance.supervisor.machine.failing import fail
+from appliance.supervisor.machine.rungs import relaid
 from appliance.supervisor.machine.state import MachineState, Step, move, park, plan, told
 from appliance.supervisor.policy import park_basis
 
@@ -28,8 +29,9 @@ def on_gpu(state: MachineState, event: ev.GpuReady | ev.NoGpu | ev.GpuWaiting | 
             return park(state, f"parked because {reason} and gpu.mode is required; to do: {cure}", now_s)
         case ev.NoGpu(reason=reason):
             return plan(replace(state, uses_gpu=False, cards=0), now_s, f"{reason}: going on with the CPU")
-        case ev.GpuReady(cards=cards, note=note):
-            return plan(replace(state, uses_gpu=True, cards=cards), now_s, f"the GPU is ready: {note or cards}")
+        case ev.GpuReady(cards=cards, note=note, ladder=ladder):
+            seen = state if ladder is None else relaid(state, ladder)
+            return plan(replace(seen, uses_gpu=True, cards=cards), now_s, f"the GPU is ready: {note or cards}")
 
 
 def on_planned(state: MachineState, event: ev.Planned, now_s: float) -> Step:

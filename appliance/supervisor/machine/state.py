@@ -33,6 +33,7 @@ class MachineState:
     """One value; the only one there is.
 
     Attributes:
+        ladder: the rungs that were taken, and what stands below the last of them (rungs.py); an index is a place on it.
         generation: of the present or the last engine life; 0 before the first.
         alive: a process group of that life may exist.
         uses_gpu: a card carries it, so that the loss of a card is the loss of the engine.
@@ -138,6 +139,7 @@ def plan(state: MachineState, now_s: float, sentence: str) -> Step:
             needed = min(rung.tensor_parallel for rung in state.ladder[history.rung :])
             return park(state, f"parked because no rung fits the {state.cards} cards that can be used: {needed} are needed", now_s)
         history = fitting
+    history = history.standing_on(state.ladder)
     planning = move(state, EngineState.PLANNING, now_s, sentence, delay_s=0.0, history=history, next_rung=None)
     return planning, (ev.Plan(planning.generation + 1, planning.rung),)
 

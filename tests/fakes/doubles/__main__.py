@@ -8,6 +8,7 @@ never ends), die (the front).
 The answer to any prompt is " t0 t1 t2 ...": behind a message that has begun it goes on with the number after its last.
 
 DOUBLE_STEP_S: of one decode step. DOUBLE_LOAD_S: of loading. DOUBLE_OOM_ABOVE_CHUNK: a prefill of a larger chunk runs out of memory.
+DOUBLE_OOM_ABOVE_POOL: a long prompt does, where the KV cache has more tokens. DOUBLE_SMALL_BELOW: SGLang refuses a lower fraction.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 Json = dict[str, Any]
 SNAPSHOT_EVERY = 5
 """Decode steps, as --load-snapshot-publish-interval says."""
+LONG_TOKENS = 1000
 
 
 class OutOfMemoryError(RuntimeError):
@@ -56,6 +57,7 @@ class Scheduler:
         self.chunk, self.most, self.kv_tokens, self.snapshot = chunk, running, kv_tokens, snapshot
         self.step_s = float(os.environ.get("DOUBLE_STEP_S", "0.02"))
         self.oom_above = int(os.environ.get("DOUBLE_OOM_ABOVE_CHUNK", "0"))
+        self.oom_pool = int(os.environ.get("DOUBLE_OOM_ABOVE_POOL", "0"))
         self.requests: dict[str, Json] = {}
         self.steps = self.prefilled = 0
         self.rest = b""
@@ -91,7 +93,9 @@ class Scheduler:
 
     def prefill(self, one: Json) -> None:
         """One chunk of one prompt."""
-        if self.oom_above and min(self.chunk, one["left"]) > self.oom_above:
+        too_wide = self.oom_above and min(self.chunk, one["left"]) > self.oom_above
+        too_much = self.oom_pool and self.kv_tokens > self.oom_pool and one["prompt"] > LONG_TOKENS
+        if too_wide or too_much:
             raise OutOfMemoryError(OOM)
         time.sleep(self.step_s)
         done = min(self.chunk, one["left"])

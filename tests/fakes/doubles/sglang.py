@@ -62,7 +62,8 @@ class Sglang(Front):
         say(f"{stamp()} Load weight begin. avail mem=23.23 GB")
         await asyncio.sleep(LOAD_S)
         say(f"{stamp()} Load weight end. elapsed={LOAD_S:.2f} s, type=Double, avail mem=5.56 GB, mem usage=17.67 GB.")
-        failure = os.environ.get("DOUBLE_FAIL", "")
+        too_small = self.fraction < float(os.environ.get("DOUBLE_SMALL_BELOW", "0"))
+        failure = os.environ.get("DOUBLE_FAIL", "pool" if too_small else "")
         if failure:
             self.fail_start(failure)
             await asyncio.sleep(60)

@@ -136,7 +136,7 @@ async def test_in_a_pipe_once_and_as_data(run_dir: Path) -> None:
         code, out, err = await said(run_dir, "--once", "--url", url)
         assert (code, err) == (0, "")
         assert "\x1b" not in out
-        assert all(words in out for words in ("serving", "02:00.0", "rung 0 of 0 to 2", "oom_activation", "nobody asks"))
+        assert all(words in out for words in ("serving", "02:00.0", "rung 0, as configured", "oom_activation", "nobody asks"))
         code, out, _ = await said(run_dir, "--once", "--json", "--url", url)
         document = json.loads(out)
         assert (code, document["now"]["slots"]["capacity"], len(document["cards"])) == (0, 8, 2)

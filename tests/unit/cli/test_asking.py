@@ -47,12 +47,21 @@ def test_status_says_what_is_going_on(ctl, applianced) -> None:
     for words in (
         "native 0.1.0, pid 4711",
         "3 min 20 s",
-        "1 of 0 to 3: context 2048 tokens",
+        "1 of 3: context 2048 tokens",
         "gives up: half the prefill speed",
         "16384 tokens in the KV pool",
         "not available: no card",
     ):
         assert words in " ".join(said.out.split())
+
+
+def test_status_says_which_rung_in_plain_words(ctl, applianced) -> None:
+    """Rung 0 is what is configured, whatever stands below it; what a rung switches off is said."""
+    rung = STATUS["rung"] | {"index": 0, "gives_up": ""}
+    applianced.answers["status"] = STATUS | {"rung": rung}
+    assert "0, as configured: context 2048 tokens" in " ".join(ctl("--run-dir", applianced.run_dir, "status").out.split())
+    applianced.answers["status"] = STATUS | {"rung": STATUS["rung"] | {"features_off": ["cuda_graph", "overlap_schedule"]}}
+    assert "without cuda graph and overlap schedule" in " ".join(ctl("--run-dir", applianced.run_dir, "status").out.split())
 
 
 @pytest.mark.parametrize("words", ["proved: a prompt of 6,976 tokens left 1.20 GiB", "not proved: it waits for idle time"])

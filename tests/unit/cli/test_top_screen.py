@@ -62,7 +62,7 @@ def test_all_of_it_fits_an_ordinary_terminal() -> None:
         *(
             "serving  Qwen",
             "serving on rung 1",
-            "rung 1 of 0 to 2",
+            "rung 1 of 2",
             "slots 2/8 in use, 1 of 256 waiting",
             "43.5 tokens/s",
             "first token 200 ms / 900 ms",

@@ -10,7 +10,7 @@ from appliance.core.causes import Cause
 from appliance.core.plan import Rung
 from appliance.planner.choose import attempt
 from appliance.planner.inputs import PlanInputs
-from appliance.planner.ladder import FAMILIES, Tried, demand, ladder, native_ladder
+from appliance.planner.ladder import FAMILIES, Tried, demand, ladder, moves_against, native_ladder
 from appliance.planner.ways_out import plan
 from tests.unit.planner import shapes
 
@@ -158,7 +158,7 @@ def test_a_lost_card_leaves_one_that_is_planned_anew() -> None:
 
 def test_causes_that_no_setting_helps_have_no_ladder() -> None:
     """A port in use is not met by a smaller context."""
-    for cause in (Cause.PORT_IN_USE, Cause.MODEL_MISSING, Cause.EXTERNAL_SIGTERM, Cause.OK_SHUTDOWN, Cause.UNKNOWN):
+    for cause in (Cause.PORT_IN_USE, Cause.MODEL_MISSING, Cause.EXTERNAL_SIGTERM, Cause.OK_SHUTDOWN):
         assert ladder(ONE, cause) == ()
 
 
@@ -197,3 +197,42 @@ def test_the_built_in_engines_ladder_halves_one_thing_a_rung() -> None:
 def test_a_rung_at_its_least_has_nothing_below() -> None:
     """No rung that changes nothing."""
     assert native_ladder(Rung(3, 0.9, 512, 32, 1, "float32")) == ()
+
+
+def test_every_family_says_its_moves_in_words() -> None:
+    """For docs/failures.md; a cause that no setting helps against has none."""
+    assert all(moves_against(cause) for cause in FAMILIES)
+    assert moves_against(Cause.CUDA_OOM_PREFILL)[:2] == (
+        "half the prefill chunk, which costs no context",
+        "a fraction of 0.02 less, with the context that then fits",
+    )
+    assert moves_against(Cause.PORT_IN_USE) == ()
+
+
+def test_a_move_that_was_made_comes_last() -> None:
+    """The second out-of-memory lowers the fraction, the third takes half of the sequences; the chunk is halved again after the others."""
+    now, history, said = replace(ONE, context_length_tokens=119_808), (), []
+    failed = plan(replace(ONE, mem_fraction=0.9)).rung
+    for _ in range(4):
+        rung = ladder(now, Cause.CUDA_OOM_PREFILL, history)[0]
+        said.append((rung.prefill_chunk_tokens, rung.mem_fraction, rung.max_running, sorted(rung.features_off)))
+        history, failed = (*history, Tried(failed, Cause.CUDA_OOM_PREFILL)), rung
+        now = replace(
+            now, prefill_chunk_tokens=rung.prefill_chunk_tokens, mem_fraction=rung.mem_fraction, max_running=rung.max_running,
+            context_length_tokens=rung.context_length_tokens, features_off=rung.features_off,
+        )  # fmt: skip
+    assert said == [(1024, 0.95, 3, []), (1024, 0.93, 3, []), (1024, 0.92, 1, []), (1024, 0.92, 1, ["cuda_graph"])]
+
+
+def test_what_was_measured_is_carried_to_the_next_setting() -> None:
+    """A measured state of nine slots is a third with three, a measured peak half for half the chunk, measured graphs less without them."""
+    measured = {"weight": 17.67, "linear_state": 0.73, "activation_peak": 0.60, "fixed": 0.80}
+    asked = shapes.inputs(HYBRID, "rtx3090", "sglang", engine_version="0.5.17", kv_dtype="fp8_e4m3", mem_fraction=0.95, measured=measured)
+    chunk, _, fewer, off, *_ = [rung.plan for rung in ladder(asked, Cause.CUDA_OOM_PREFILL)]
+    assert chunk is not None
+    assert fewer is not None
+    assert off is not None
+    assert chunk.activation_peak_bytes == pytest.approx(0.35 * 2**30, rel=0.1)
+    assert fewer.linear_state_bytes == pytest.approx(0.73 * 2**30 * 4 / 10, rel=0.02)
+    fixed = next(term.size_bytes for term in off.terms if term.name == "workspaces and graphs")
+    assert fixed < 0.75 * 2**30

@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from appliance.control.codec import incident_from_json
@@ -21,7 +22,7 @@ from appliance.core.evidence import Evidence, Source
 from appliance.core.incident import Incident
 from appliance.supervisor.history import History, Phase
 from appliance.supervisor.incidents import FILE, IncidentStore, Memory
-from tests.unit.supervisor.machine_cases import make_diagnosis
+from tests.unit.supervisor.machine_cases import LADDER, make_diagnosis
 
 
 def make_incident(number: int) -> Incident:
@@ -99,8 +100,10 @@ def test_the_oldest_are_pruned(tmp_path: Path) -> None:
 
 
 def test_history_and_generation_survive(tmp_path: Path) -> None:
-    """The rung, the counters and the generation are what they were."""
-    memory = Memory(History(rung=2).with_failure(Cause.CUDA_OOM_PREFILL, Phase.SERVING), 7, "abc")
+    """The rungs that were taken, the counters and the generation are what they were."""
+    off = replace(LADDER[2], features_off=frozenset({"cuda_graph", "overlap_schedule"}), gives_up="decode speed", draft_tokens=2)
+    history = History(rung=2).standing_on((*LADDER[:2], off)).with_failure(Cause.CUDA_OOM_PREFILL, Phase.SERVING, off)
+    memory = Memory(history, 7, "abc")
     with opened(tmp_path) as store:
         assert store.load() == Memory()
         store.remember(memory)

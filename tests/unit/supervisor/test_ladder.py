@@ -8,18 +8,23 @@ from pathlib import Path
 
 from appliance.backends import backend_of
 from appliance.config.schema import Config, EngineTable, ModelTable
-from appliance.core.plan import Rung
+from appliance.core.plan import GpuFacts, Rung
 from appliance.core.units import GIB
 from appliance.planner.calibration import Calibration, Proof, Setting
 from appliance.planner.gpus import gpu_facts
 from appliance.planner.inputs import Measured
-from appliance.supervisor.ladder import ladder_of
+from appliance.supervisor.ladder import Ladders, facts_of
 from tests.unit.planner import shapes
 
 
+def ladders(config: Config, known: Calibration | None = None, place: GpuFacts | None = None) -> Ladders:
+    """Of the configured backend and model."""
+    return Ladders(backend_of(config), config, facts_of(config), known, place)
+
+
 def rungs(config: Config) -> tuple[Rung, ...]:
-    """Of the configured backend."""
-    return ladder_of(backend_of(config), config)
+    """Of the configured backend, without a card."""
+    return ladders(config).standing()
 
 
 def native(folder: Path, **engine: object) -> Config:
@@ -69,14 +74,14 @@ def test_rungs_on_a_card_have_plans_that_stand_on_what_was_measured(tmp_path: Pa
     engine = EngineTable(backend="sglang", version="0.5.17", context_length_tokens=102_400, kv_dtype="fp8_e4m3", max_running=3)
     config = replace(Config(), model=ModelTable(path=str(tmp_path)), engine=engine)
     card = gpu_facts("rtx3090")
-    bare = ladder_of(backend_of(config), config, None, card)
+    bare = ladders(config, None, card).standing()
     assert all(rung.plan is not None and rung.plan.mem_fraction == rung.mem_fraction for rung in bare)
     setting = Setting.of(bare[0])
     known = Calibration(
         "GPU-1", "sglang", "0.5.17", "m", measured=Measured(23 * GIB, 17 * GIB, source="the start of 07:00"), setting=setting,
         proofs=(Proof(setting, 102_394, GIB, GIB, True, "as judged"),),
     )  # fmt: skip
-    ladder = ladder_of(backend_of(config), config, known, card)
+    ladder = ladders(config, known, card).standing()
     plans = [rung.plan for rung in ladder if rung.plan is not None]
     assert {(plan.free_at_start_bytes, plan.weight_bytes) for plan in plans} == {(23 * GIB, 17 * GIB)}
     assert plans[0].activation_peak_bytes == GIB
@@ -88,7 +93,7 @@ def test_rungs_on_a_card_have_plans_that_stand_on_what_was_measured(tmp_path: Pa
 def test_without_a_model_or_a_card_there_is_a_ladder_all_the_same(tmp_path: Path) -> None:
     """Whoever starts the engine says what is missing."""
     config = replace(Config(), model=ModelTable(path=str(tmp_path / "none")), engine=EngineTable(backend="sglang", version="0.5.17"))
-    assert all(rung.plan is None for rung in ladder_of(backend_of(config), config, None, gpu_facts("rtx3090")))
+    assert all(rung.plan is None for rung in ladders(config, None, gpu_facts("rtx3090")).standing())
     (tmp_path / "config.json").write_text("{")
     config = replace(config, model=ModelTable(path=str(tmp_path)))
-    assert len(ladder_of(backend_of(config), config, None, gpu_facts("rtx3090"))) > 8
+    assert len(ladders(config, None, gpu_facts("rtx3090")).standing()) > 8

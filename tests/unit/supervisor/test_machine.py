@@ -283,11 +283,13 @@ def test_events_of_an_older_life_are_dropped() -> None:
 
 
 def test_a_stable_time_forgives() -> None:
-    """After stable_after_s nothing is held against any rung, but the rung stays."""
+    """After stable_after_s nothing is held against any rung, but the rung stays, and what failed above it is not forgotten."""
     drive = Drive().serving().crashed(Cause.CUDA_OOM_PREFILL).started()
     assert ev.SetTimer(ev.Timer.STABLE, 2, 3600.0) in drive.effects
     drive.give(ev.TimerFired(2, ev.Timer.STABLE))
-    assert drive.state.history == History(rung=1)
+    history = drive.state.history
+    assert (history.rung, history.failures, history.below) == (1, 0, LADDER[1:])
+    assert [(entry.setting, entry.times) for entry in history.tried] == [(LADDER[0].setting, 0)]
 
 
 def climbing() -> Drive:

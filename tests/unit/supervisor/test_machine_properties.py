@@ -12,11 +12,14 @@ from appliance.core.states import ANSWERING, EngineState, check_move
 from appliance.supervisor import events as ev
 from appliance.supervisor.machine import MachineState, publication_of, step
 from appliance.supervisor.settings import MachineSettings
-from tests.unit.supervisor.machine_cases import LIMITS, TWO_CARDS, make_diagnosis, make_spec, make_state
+from tests.unit.supervisor.machine_cases import LIMITS, TWO_CARDS, make_diagnosis, make_rung, make_spec, make_state
 
 OFFSETS = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])
 """Mostly of the present life, sometimes of the last, sometimes of none yet."""
 
+OTHERS = (make_rung(7, mem_fraction=0.8), make_rung(8, mem_fraction=0.7, tensor_parallel=2))
+OFFERS = st.sampled_from([None, None, (), TWO_CARDS[2:4], OTHERS])
+"""Rungs that were worked out for a failure, whatever numbers they have."""
 RUNTIMES = st.sampled_from(["", "native-1", "native-2"])
 
 
@@ -33,17 +36,16 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
             return ev.Progress(generation, *data.draw(st.tuples(st.integers(0, 1), st.integers(0, 1))))
         case ev.Diagnosed:
             cards_left = data.draw(st.sampled_from([None, 0, 1, 2]))
-            return ev.Diagnosed(generation, make_diagnosis(data.draw(st.sampled_from(Cause))), "inc", 0.5, cards_left)
+            return ev.Diagnosed(generation, make_diagnosis(data.draw(st.sampled_from(Cause))), "inc", 0.5, cards_left, data.draw(OFFERS))
         case ev.TimerFired:
             return ev.TimerFired(generation, data.draw(st.sampled_from(ev.Timer)))
         case ev.StopRequested:
             return ev.StopRequested("x", immediately=data.draw(st.booleans()))
         case ev.SettingsChanged:
-            return ev.SettingsChanged(
-                MachineSettings(climb_after_s=data.draw(st.sampled_from([0.0, 60.0]))), TWO_CARDS[: data.draw(st.integers(1, 5))]
-            )
+            numbers = MachineSettings(climb_after_s=data.draw(st.sampled_from([0.0, 60.0])))
+            return ev.SettingsChanged(numbers, TWO_CARDS[: data.draw(st.integers(1, 5))], data.draw(st.booleans()))
         case ev.GpuReady:
-            return ev.GpuReady(data.draw(st.sampled_from([1, 2])))
+            return ev.GpuReady(data.draw(st.sampled_from([1, 2])), ladder=data.draw(st.sampled_from([None, TWO_CARDS])))
         case ev.Started:
             return ev.Started()
         case ev.GroupEmpty | ev.Proved | ev.Loading:
@@ -51,7 +53,8 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
         case ev.WorstCaseBegun:
             return ev.WorstCaseBegun(generation, 8191)
         case ev.ProofRefused:
-            return ev.ProofRefused(generation, "x", data.draw(st.sampled_from([None, make_diagnosis(Cause.OK_DEGRADED)])))
+            verdict = data.draw(st.sampled_from([None, make_diagnosis(Cause.OK_DEGRADED)]))
+            return ev.ProofRefused(generation, "x", verdict, data.draw(OFFERS))
         case ev.RestartRequested:
             return ev.RestartRequested("x", data.draw(st.sampled_from([None, 0, 3])))
         case ev.NoGpu | ev.GpuWaiting | ev.CardsGone | ev.GpuLost | ev.DrainRequested | ev.ResumeRequested:
@@ -100,6 +103,10 @@ class Model:
             if isinstance(effect, ev.SaveHistory):
                 assert effect.generation >= self.generations[-1], "the generation went back"
                 self.generations.append(effect.generation)
+        history, rungs = after.history, after.ladder
+        assert [rung.index for rung in rungs] == list(range(len(rungs))), "an index is no place on the ladder"
+        assert all(place is None or 0 <= place < len(rungs) for place in (history.rung, history.climbed_from, history.wants))
+        assert not history.below or [rung.setting for rung in history.below] == [rung.setting for rung in rungs[1:]]
         if after.state in ANSWERING:
             assert after.generation in self.ready & self.proved, "served without a probe and a proof"
         if after.state is not before.state and (before.state, after.state) not in TWO_STEPS:
@@ -169,11 +176,8 @@ def answer_to(effect: ev.Effect, data: st.DataObject) -> list[ev.Event]:
         case ev.Diagnose(generation=g, known=known) if known is not None:
             return [ev.Diagnosed(g, known, f"inc-{g}", 0.5)]
         case ev.Diagnose(generation=g):
-            return [
-                ev.Diagnosed(
-                    g, make_diagnosis(data.draw(st.sampled_from(Cause))), f"inc-{g}", 0.5, data.draw(st.sampled_from([None, 0, 1]))
-                )
-            ]
+            cause, cards_left = data.draw(st.sampled_from(Cause)), data.draw(st.sampled_from([None, 0, 1]))
+            return [ev.Diagnosed(g, make_diagnosis(cause), f"inc-{g}", 0.5, cards_left, data.draw(OFFERS))]
         case ev.Abandon():
             return []
         case ev.SetTimer(timer=timer, generation=g) if timer not in (ev.Timer.STABLE, ev.Timer.CLIMB):

@@ -26,7 +26,7 @@ def fail(
     history: History, cause: Cause, phase: Phase = Phase.SERVING, ladder: tuple[Rung, ...] = LADDER, cards_left: int = 0
 ) -> tuple[ActionKind, History, str]:
     """One failure and what is done: the kind, the history after it, and the basis."""
-    counted = history.with_failure(cause, phase)
+    counted = history.with_failure(cause, phase, ladder[history.rung])
     action = decide(make_diagnosis(cause), counted, ladder, SETTINGS, make_failure(phase), cards_left=cards_left)
     rung = action.rung.index if action.rung is not None else counted.rung
     after = History(rung, counted.start_failures, counted.failures, counted.tried)
@@ -49,7 +49,7 @@ def run(cause: Cause, times: int, phase: Phase = Phase.SERVING) -> list[tuple[Ac
 def test_every_cause_has_an_action(cause: Cause, phase: Phase) -> None:
     """No cause is forgotten: an action of the closed vocabulary, a rung where one is needed, and a whole sentence."""
     assert cause in TABLE
-    action = decide(make_diagnosis(cause), History().with_failure(cause, phase), LADDER, SETTINGS, make_failure(phase))
+    action = decide(make_diagnosis(cause), History().with_failure(cause, phase, LADDER[0]), LADDER, SETTINGS, make_failure(phase))
     assert action.kind in RESTARTS | {ActionKind.PARK}
     assert (action.rung is not None) == (action.kind in RESTARTS)
     assert " because " in action.basis
@@ -94,7 +94,7 @@ def test_what_was_done_from_outside_is_not_blamed_on_the_rung() -> None:
     """SIGSTOP by somebody looks like a hang; the rung stays, however often."""
     history = History()
     for _ in range(5):
-        history = history.with_failure(Cause.ENGINE_WATCHDOG, Phase.SERVING)
+        history = history.with_failure(Cause.ENGINE_WATCHDOG, Phase.SERVING, LADDER[0], outside=True)
         action = decide(make_diagnosis(Cause.ENGINE_WATCHDOG), history, LADDER, SETTINGS, make_failure(outside=True))
         assert action.kind is ActionKind.RESTART_SAME
 
@@ -103,14 +103,14 @@ def test_an_endpoint_that_is_up_between_crashes_is_not_parked() -> None:
     """A segfault every hour: down the ladder as always, and on its last rung on and on; out of memory there is still PARKED."""
     history, rungs = History(), []
     for _ in range(20):
-        history = history.with_failure(Cause.SEGFAULT_NATIVE, Phase.SERVING)
+        history = history.with_failure(Cause.SEGFAULT_NATIVE, Phase.SERVING, LADDER[history.rung])
         action = decide(make_diagnosis(Cause.SEGFAULT_NATIVE), history, LADDER, SETTINGS, make_failure(uptime_s=3000.0))
         assert action.rung is not None
         history = replace(history, rung=action.rung.index)
         rungs.append(action.rung.index)
     assert rungs[:7] == [0, 1, 1, 2, 2, 3, 3]
     assert set(rungs[7:]) == {3}
-    history = history.with_failure(Cause.CUDA_OOM_PREFILL, Phase.SERVING)
+    history = history.with_failure(Cause.CUDA_OOM_PREFILL, Phase.SERVING, LADDER[history.rung])
     oom = decide(make_diagnosis(Cause.CUDA_OOM_PREFILL), history, LADDER, SETTINGS, make_failure(uptime_s=3000.0))
     assert oom.kind is ActionKind.PARK
 
@@ -146,7 +146,7 @@ def test_a_lost_card_uses_the_remaining_one() -> None:
     assert fail(History(), Cause.GPU_OFF_BUS, ladder=two[:2], cards_left=1)[0] is ActionKind.PARK
     assert fail(History(), Cause.GPU_OFF_BUS, cards_left=1)[:2] == (
         ActionKind.USE_REMAINING_GPU,
-        History().with_failure(Cause.GPU_OFF_BUS, Phase.SERVING).proved(),
+        History().with_failure(Cause.GPU_OFF_BUS, Phase.SERVING, LADDER[0]).proved(),
     )
     assert fail(History(), Cause.GPU_OFF_BUS)[0] is ActionKind.PARK
 
@@ -154,7 +154,9 @@ def test_a_lost_card_uses_the_remaining_one() -> None:
 def test_parking_tells_the_owner_what_to_do() -> None:
     """The first remedy is part of the sentence, and so is the verb that leaves PARKED."""
     diagnosis = make_diagnosis(Cause.GPU_OFF_BUS, remedies=("power cycle the machine.",))
-    action = decide(diagnosis, History().with_failure(Cause.GPU_OFF_BUS, Phase.SERVING), LADDER, SETTINGS, make_failure(Phase.SERVING))
+    action = decide(
+        diagnosis, History().with_failure(Cause.GPU_OFF_BUS, Phase.SERVING, LADDER[0]), LADDER, SETTINGS, make_failure(Phase.SERVING)
+    )
     assert action.basis.endswith("to do: power cycle the machine, then appliancectl resume")
 
 
@@ -167,7 +169,7 @@ def test_back_off_doubles_to_its_limit() -> None:
 
 def test_waiting_for_something_outside_waits_at_least_a_little() -> None:
     """A port in use: even the first try waits, for it cannot have changed yet."""
-    history = History().with_failure(Cause.PORT_IN_USE, Phase.START)
+    history = History().with_failure(Cause.PORT_IN_USE, Phase.START, LADDER[0])
     action = decide(make_diagnosis(Cause.PORT_IN_USE), history, LADDER, SETTINGS, make_failure(Phase.START))
     assert (action.kind, action.delay_s) == (ActionKind.WAIT, 1.0)
 
@@ -190,13 +192,15 @@ def test_diagnose_announces_what_is_done(cause: Cause) -> None:
     """`appliancectl diagnose` on any log says what the appliance would do the first time: what it does, on a ladder that has it all."""
     ladder = (*LADDER, make_rung(4, tensor_parallel=1, features_off=frozenset({"cuda_graph"})))
     ladder = tuple(replace(rung, tensor_parallel=2) if rung.index < 4 else rung for rung in ladder)
-    action = decide(make_diagnosis(cause), History().with_failure(cause, Phase.SERVING), ladder, SETTINGS, make_failure(), cards_left=1)
+    action = decide(
+        make_diagnosis(cause), History().with_failure(cause, Phase.SERVING, ladder[0]), ladder, SETTINGS, make_failure(), cards_left=1
+    )
     assert action.kind is action_for(cause)
 
 
 def test_what_only_some_rungs_cure_is_not_tried_on_others() -> None:
     """Traffic between the cards resets the machine, and would again on a rung that leaves it on: parked where each one does."""
-    history = History().with_failure(Cause.P2P_UNSAFE, Phase.SERVING)
+    history = History().with_failure(Cause.P2P_UNSAFE, Phase.SERVING, LADDER[0])
     assert decide(make_diagnosis(Cause.P2P_UNSAFE), history, LADDER, SETTINGS, make_failure()).kind is ActionKind.PARK
     ladder = (*LADDER, make_rung(4, features_off=frozenset({"custom_all_reduce"})))
     action = decide(make_diagnosis(Cause.P2P_UNSAFE), history, ladder, SETTINGS, make_failure())
@@ -204,7 +208,7 @@ def test_what_only_some_rungs_cure_is_not_tried_on_others() -> None:
 
 
 def _start_of(runtime: str, cause: Cause, failures: int = 0, **changes: object) -> Action:
-    history = replace(History(start_failures=failures, runtime="native-1"), rung=1).with_failure(cause, Phase.START)
+    history = replace(History(start_failures=failures, runtime="native-1"), rung=1).with_failure(cause, Phase.START, LADDER[1])
     failure = make_failure(**{"phase": Phase.START, "runtime": runtime, **changes})
     return decide(make_diagnosis(cause), history, LADDER, SETTINGS, failure)
 
