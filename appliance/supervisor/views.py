@@ -25,6 +25,8 @@ from appliance.supervisor.machine import MachineState
 TOLD_MAX = 200
 BUNDLE_MAX_BYTES = 5 * 1024**2
 """As base64 it has to go into a frame of the control socket."""
+_OF_THE_BOX = ("driver", "cards")
+"""Of a flight record, for incidents: no columns of samples, and `cards` tells more."""
 _COLUMNS = ("used_bytes", "power_w", "temperature_c", "pcie_generation", "pcie_width", "pcie_replays")
 _KEPT = ("incident_id", "time_s", "generation", "engine", "engine_version", "model", "phase", "uptime_s", "recovered_s")
 Document = Mapping[str, Any]
@@ -64,7 +66,8 @@ class Views:
         samples, cards = self._supervisor.flight.since(float(since_s))
         config, rung = self._supervisor.config, self._supervisor.state.rung
         block_tokens = config.engine.block_tokens if config.engine.backend == "native" else rung.block_tokens
-        return {"samples": to_json(samples), "cards": by_card(cards), "block_tokens": block_tokens}
+        columns = {name: column for name, column in to_json(samples).items() if name not in _OF_THE_BOX}
+        return {"samples": columns, "cards": by_card(cards), "block_tokens": block_tokens}
 
     async def timeline(self, arguments: Document) -> Document:
         """The incidents, newest first, without evidence and without secrets."""
