@@ -144,5 +144,6 @@ RULES = OptionRules(
         "--dp-size": "the plan is that of one copy of the model",
         "--pp-size": "the plan is that of one stage with all layers",
         "--nnodes": "the appliance watches the processes of this machine alone",
+        "--dist-init-addr": "the nodes trust whoever reaches that port, which runs code as the engine: give it a network of its own",
     },
 )  # fmt: skip

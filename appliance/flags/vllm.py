@@ -1,4 +1,4 @@
-"""vLLM's options, read in the argument parsers of 0.10.2 to 0.32.0."""
+"""vLLM's options, read in the argument parsers of 0.10.2 to 0.33.0."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ RULES = OptionRules(
     newest=NEWEST,
     words=words,
     gone={
-        "--disable-log-requests": Gone((0, 20), "leave it out: requests are not logged unless --enable-log-requests is given"),
+        "--disable-log-requests": Gone((0, 20), "leave it out: requests are not logged unless --enable-log-requests is given", (0, 33)),
         "--num-scheduler-steps": Gone((0, 10), "leave it out: the V1 engine has no such steps"),
         "--use-v2-block-manager": Gone((0, 10), "leave it out: there is no other"),
         "--swap-space": Gone((0, 20), "leave it out: the V1 engine recomputes what it sets back"),
@@ -111,6 +111,9 @@ RULES = OptionRules(
         "--kv-cache-memory-bytes": "the plan does not know of it, and --gpu-memory-utilization no longer counts",
         "--data-parallel-size": "the plan is that of one copy of the model",
         "--pipeline-parallel-size": "the plan is that of one stage with all layers",
+        "--nnodes": "the appliance watches the processes of this machine alone",
+        "--master-addr": "the nodes trust whoever reaches that port, which runs code as the engine: give it a network of its own",
+        "--data-parallel-address": "the nodes trust whoever reaches that port, which runs code as the engine: give it a network of its own",
         "--enable-sleep-mode": "the memory of the plan can be taken away over HTTP",
         "--disable-log-stats": "the engine's counters are gone, and hangs are found by silence alone",
         "--cpu-offload-gb": "the plan does not know of it; weights come over the bus at each step",

@@ -24,10 +24,16 @@ class Gone:
     Attributes:
         since: the first version without it, as far as we know.
         instead: what to write, a sentence part.
+        until: the first version that has it again; empty: none.
     """
 
     since: Version
     instead: str
+    until: Version = ()
+
+    def is_gone_from(self, version: Version) -> bool:
+        """Whether that version refuses it."""
+        return version >= self.since and not (self.until and version >= self.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class OptionRules:
     def _remark(self, option: str, version: Version) -> Remark | None:
         name = option.replace("_", "-") if option.startswith("--") else option
         gone = self.gone.get(name)
-        if gone is not None and version >= gone.since:
+        if gone is not None and gone.is_gone_from(version):
             since = ".".join(map(str, gone.since))
             return Remark(True, f"{option} of engine.extra_args is not known to this engine since {since}: {gone.instead}")
         whole = self._whole(name)

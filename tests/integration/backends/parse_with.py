@@ -8,6 +8,7 @@ Prints a JSON list: for each command line null, or what the parser said.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import io
@@ -24,7 +25,7 @@ USED = ("msgspec", "pydantic", "pydantic_core", "annotated_types", "typing_exten
 
 VLLM = (
     "vllm.engine.arg_utils", "vllm.config", "vllm.utils", "vllm.logger", "vllm.logging_utils", "vllm.envs",
-    "vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args",
+    "vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args",
 )  # fmt: skip
 SGLANG = ("sglang.srt.server_args", "sglang.srt.arg_groups", "sglang.srt.environ", "sglang.srt.model_executor.cuda_graph_config")
 """Modules that are the real ones."""
@@ -144,15 +145,17 @@ def sglang_parser(folder: str) -> Callable[[list[str]], object]:
 def vllm_parser(folder: str) -> Callable[[list[str]], object]:
     """`vllm serve`'s."""
     haunt("vllm", folder, VLLM)
-    try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        from vllm.entrypoints.openai.cli_args import make_arg_parser  # type: ignore[import-not-found,unused-ignore]
-    try:
-        from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        from vllm.utils import FlexibleArgumentParser  # type: ignore[import-not-found,unused-ignore]
-    return make_arg_parser(FlexibleArgumentParser()).parse_args  # type: ignore[no-any-return,unused-ignore]
+    make_arg_parser = _first("make_arg_parser", *(f"vllm.entrypoints.{place}.cli_args" for place in ("common", "launchers", "openai")))
+    parser = _first("FlexibleArgumentParser", "vllm.utils.argparse_utils", "vllm.utils")
+    return make_arg_parser(parser()).parse_args  # type: ignore[no-any-return]
+
+
+def _first(name: str, *modules: str) -> Any:
+    """From the first of these modules that there is: they moved from version to version."""
+    for module in modules:
+        with contextlib.suppress(ModuleNotFoundError):
+            return getattr(importlib.import_module(module), name)
+    raise ImportError(f"{name} is in none of {', '.join(modules)}")
 
 
 def verdict(parse: Callable[[list[str]], object], arguments: list[str]) -> str | None:

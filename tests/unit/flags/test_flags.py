@@ -136,9 +136,24 @@ def test_an_option_that_cannot_stand_there_is_refused_with_what_to_do(
 
 
 def test_an_option_is_gone_from_the_version_on_that_dropped_it() -> None:
-    """Not before."""
+    """Not before, and not where it came back."""
     rules = flags.rules_of("vllm")
     assert rules.remarks(("--swap-space", "4"), (0, 13, 0)) == ()
+    assert rules.remarks(("--disable-log-requests",), (0, 32, 0))[0].is_refusal
+    assert rules.remarks(("--disable-log-requests",), (0, 33, 0)) == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"), [("sglang", "--dist-init-addr"), ("vllm", "--master-addr"), ("vllm", "--data-parallel-address")]
+)
+def test_an_engine_over_several_nodes_is_allowed_and_its_open_door_named(engine: str, option: str) -> None:
+    """Its nodes trust whoever reaches their port."""
+    rules = flags.rules_of(engine)
+    for extra in ((option, "10.0.0.11:5000"), (f"{option}=10.0.0.11:5000",)):
+        (remark,) = rules.remarks(extra, rules.newest)
+        assert not remark.is_refusal
+        assert "runs code as the engine" in remark.sentence
+    assert "this machine alone" in rules.remarks(("--nnodes", "2"), rules.newest)[0].sentence
 
 
 def test_a_danger_is_named_and_allowed() -> None:
