@@ -124,6 +124,7 @@ LATER = {
     "sglang 0.5.9": ("--cuda-graph-max-bs-decode", "--ssl-keyfile", "--ssl-certfile"),
     "vllm 0.10.2": ("--language-model-only", "--nnodes", "--master-addr"),
     "vllm 0.32.0": ("--max-num-partial-prefills",),
+    "vllm 0.33.0": ("--max-num-partial-prefills",),
 }
 """Options of the tables that came after this version, or went before it without a word about them."""
 
