@@ -72,6 +72,7 @@ class NativeBackend:
             "--threads", str(threads),
             *_words(config, rung),
             "--kv-pool-bytes", str(engine.kv_pool_bytes),
+            "--swap-bytes", str(engine.swap_bytes),
             "--prefill-fraction", str(engine.prefill_fraction),
             "--weights-dtype", engine.weights_dtype,
             "--max-body-bytes", str(config.gateway.max_body_bytes),

@@ -96,6 +96,13 @@ class EngineTable:
         "the engine's log says why.",
         choices=("int8", "float32"),
     )
+    swap_bytes: int = key(
+        64 * 1024**2,
+        "Memory beside the KV cache of the built-in engine (on the CPU) for answers that give way to older ones when the cache is full; "
+        "beyond it they are computed again.",
+        unit="bytes",
+        minimum=0,
+    )
     kv_dtype: str = key("auto", 'Of the KV cache of SGLang, vLLM and llama.cpp, such as "fp8_e4m3" or "bfloat16"; auto: that of the model.')
     draft_tokens: int = key(0, "Tokens drafted at each step by the model's own drafter (SGLang, vLLM); 0: none.", minimum=0, maximum=64)
     state_slots: int = key(

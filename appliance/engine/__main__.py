@@ -47,6 +47,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         ("max-running", 1, settings.max_running, "sequences decoded together"),
         ("block-tokens", 1, settings.block_tokens, "tokens of one KV block"),
         ("kv-pool-bytes", 1, settings.kv_pool_bytes, "size of the KV cache"),
+        ("swap-bytes", 0, settings.swap_bytes, "memory for answers that gave way to older ones; beyond it they are computed again"),
         ("max-body-bytes", 1, 32 * 1024**2, "larger request bodies get 413"),
     ):
         parser.add_argument(f"--{name}", type=_number(int, minimum), default=default, metavar="N", help=f"{doc} (default: {default})")
@@ -106,6 +107,7 @@ def settings_of(arguments: argparse.Namespace) -> EngineSettings:
         prefix_cache=not arguments.no_prefix_cache,
         device=arguments.device,
         weights_dtype=arguments.weights_dtype,
+        swap_bytes=arguments.swap_bytes,
         fault=arguments.fault,
     )
 

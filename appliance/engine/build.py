@@ -101,6 +101,7 @@ def load_parts(settings: EngineSettings, decoder: Decoder | Int8Decoder | None =
     from appliance.engine.block_pool import PoolGeometry
     from appliance.engine.kv_cache import bytes_per_token
     from appliance.engine.models.registry import read_config
+    from appliance.engine.runner import ModelRunner
     from appliance.engine.scheduler import Scheduler
     from appliance.engine.weights import read_config_json
 
@@ -126,7 +127,8 @@ def load_parts(settings: EngineSettings, decoder: Decoder | Int8Decoder | None =
         geometry.decode_tokens,
         geometry.block_tokens,
     )
-    scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens, settings.prefix_cache)
+    swap = runner if isinstance(runner, ModelRunner) and settings.swap_bytes else None
+    scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens, settings.prefix_cache, swap)
     return EngineParts(runner, scheduler, limits, threads, choose_tokens)
 
 
@@ -144,7 +146,9 @@ def _on_host(
     if isinstance(decoder, Int8Decoder):
         decoder.set_threads(threads)
     pool = BlockPool(geometry)
-    runner = ModelRunner(decoder, pool) if settings.fault is None else FaultyRunner(decoder, pool, *settings.fault)
+    if settings.fault is None:
+        return ModelRunner(decoder, pool, settings.swap_bytes), pool, tokens
+    runner = FaultyRunner(decoder, pool, *settings.fault, settings.swap_bytes)
     return runner, pool, tokens
 
 

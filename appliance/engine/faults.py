@@ -27,8 +27,8 @@ from appliance_kernels.refcount.reference import FREE, free_blocks
 class FaultyRunner(ModelRunner):
     """A runner that does one damage; the caches beside it are sound."""
 
-    def __init__(self, decoder: Decoder | Int8Decoder, pool: BlockPool, kind: str, at_step: int) -> None:
-        super().__init__(decoder, pool)
+    def __init__(self, decoder: Decoder | Int8Decoder, pool: BlockPool, kind: str, at_step: int, swap_bytes: int = 0) -> None:
+        super().__init__(decoder, pool, swap_bytes)
         self._pool = pool
         self._kind = kind
         self._steps_left: int | None = at_step

@@ -82,6 +82,19 @@ class KvCache:
         """Copy [n] blocks to [n] others, in all layers."""
         self._memory[:, :, targets] = self._memory[:, :, sources]
 
+    @property
+    def block_bytes(self) -> int:
+        """Of one block in all layers."""
+        return self._memory[:, :, 0].nbytes
+
+    def read(self, blocks: Tensor) -> Tensor:
+        """What [n] blocks hold in all layers, for `write`; new."""
+        return self._memory[:, :, blocks]
+
+    def write(self, blocks: Tensor, content: Tensor) -> None:
+        """Put back what `read` gave, into these [n] blocks or others."""
+        self._memory[:, :, blocks] = content
+
 
 def _host_zeros(shape: tuple[int, ...]) -> Tensor:
     pages = mmap.mmap(-1, math.prod(shape) * _FLOAT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

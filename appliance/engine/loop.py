@@ -388,6 +388,7 @@ class EngineLoop:
             block_violations=self._violations,
             cached_tokens=self._shared.scheduler.cached_tokens,
             kv_blocks_kept=self._shared.scheduler.pool.kept_blocks,
+            swaps=self._shared.scheduler.swaps,
             evictions=self._shared.scheduler.cache.evictions,
             decode_launches=self._decode_launches,
             block_references=self._references(),

@@ -155,6 +155,8 @@ class EngineStats:
     """Of prompts, taken from the prefix cache; they are not among prompt_tokens."""
     kv_blocks_kept: int = 0
     """By the prefix cache alone: anybody may have them."""
+    swaps: int = 0
+    """Preemptions whose blocks were set aside, not computed again."""
     evictions: int = 0
     """Blocks that the prefix cache gave up for others."""
     decode_launches: int = 0

@@ -14,6 +14,7 @@ from appliance.engine.models.int8_decoder import Int8Decoder, Paging, Span
 from appliance.engine.models.linear import padded_rows
 from appliance.engine.scheduler import BlockMoves, Chunk
 from appliance.engine.sequence import Sequence
+from appliance.engine.swap import SwapSpace
 from appliance_kernels.kv_write.reference import Guard, Violation, Violations, WritePlan, checked_tables, kv_write, plan_blocks, plan_write
 from appliance_kernels.paged_decode.reference import paged_decode, plan_decode
 from appliance_kernels.paged_prefill.reference import paged_prefill, plan_prefill
@@ -23,11 +24,12 @@ from appliance_kernels.tiles import CacheShape
 class ModelRunner:
     """Owns the decoder and the cache's memory."""
 
-    def __init__(self, decoder: Decoder | Int8Decoder, pool: BlockPool) -> None:
+    def __init__(self, decoder: Decoder | Int8Decoder, pool: BlockPool, swap_bytes: int = 0) -> None:
         """The cache is mapped here; what may be written of it is the pool's to say."""
         config, geometry = decoder.config, pool.geometry
         self._decoder = decoder
         self._cache = KvCache(config, geometry)
+        self._swap = SwapSpace(self._cache, swap_bytes)
         self._geometry = geometry
         self._violations = Violations()
         self._guards = {region: Guard(pool.words, pool.owners, *geometry.bounds(region)) for region in Region}
@@ -62,6 +64,18 @@ class ModelRunner:
             self._cache.scrub(torch.tensor(blocks)[kept])
         if moves.copies:
             self._copy(moves.copies, Region.DECODE)
+        for owner, targets in moves.restores:
+            kept = plan_blocks(targets, [owner] * len(targets), self._guards[Region.DECODE], self._violations)
+            self._swap.restore(owner, torch.tensor(targets)[kept], kept)
+
+    def save(self, owner: int, blocks: Several[int]) -> bool:
+        """Set aside what these blocks hold, for `apply` to bring back. False: no room, or not its blocks."""
+        (readable,) = self._readable([blocks], [owner])
+        return list(readable) == list(blocks) and self._swap.save(owner, blocks)
+
+    def drop(self, owner: int) -> None:
+        """What was set aside is not wanted any more."""
+        self._swap.drop(owner)
 
     def promote(self, copies: Several[tuple[int, int, int]]) -> bool:
         """(from, to, owner): blocks of finished answers into the prompts' region. False: one of them was refused."""

@@ -3,8 +3,9 @@
 Prefill and decode are separate stages. The loop runs one chunk of prefill, then one decode step of everybody who decodes,
 and so on: a decode step is never delayed by more than one chunk.
 
-Under pressure: the prefill region full → prompts wait. The decode region full → the youngest gives its decode blocks back
-and later computes its answer so far again (same tokens, same positions, so the same numbers); its prompt stays where it is.
+Under pressure: the prefill region full → prompts wait. The decode region full → the youngest gives its decode blocks back.
+What they hold is set aside in other memory and brought back later (swap.py); where there is no room for that, its answer so far
+is computed again (same tokens, same positions, so the same numbers). Its prompt stays where it is.
 The oldest always goes on, because a request that could not finish alone is refused at the door.
 
 What begins as something did that was computed before takes its blocks (prefix_cache.py): full ones only, and never the last
@@ -16,7 +17,9 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from appliance.engine.block_pool import BlockPool, BlockState, Region
 from appliance.engine.prefix_cache import PrefixCache, Promotion, Promotions, chain
@@ -49,10 +52,22 @@ class BlockMoves:
     Attributes:
         scrub: (block, owner), newly held: what the last holder left must not be there (0 · NaN is NaN, even under a mask).
         copies: (from, to, owner): the tail of a prompt into the first block of its answer.
+        restores: (owner, blocks): what was set aside for it comes back into these.
     """
 
     scrub: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int, int]] = field(default_factory=list)
+    restores: list[tuple[int, list[int]]] = field(default_factory=list)
+
+
+class Swap(Protocol):
+    """Where answers are set aside; swap.py, through the runner."""
+
+    def save(self, owner: int, blocks: Several[int]) -> bool:
+        """Copy what these hold, now. False: there is no room for it, or they are not the owner's."""
+
+    def drop(self, owner: int) -> None:
+        """What was set aside for it is not wanted any more; nothing to do where there is nothing."""
 
 
 class Scheduler:
@@ -61,13 +76,15 @@ class Scheduler:
     Attributes:
         cache: beginnings that were computed before.
         chunk_tokens: of one prefill step.
-        preemptions, cached_tokens: so far; the latter of prompts, found in the cache.
+        preemptions, swaps, cached_tokens: so far; swaps are the preemptions that were set aside, the last are of prompts, found in
+            the cache.
     """
 
-    def __init__(self, pool: BlockPool, max_running: int, chunk_tokens: int, prefix_cache: bool = True) -> None:
+    def __init__(self, pool: BlockPool, max_running: int, chunk_tokens: int, prefix_cache: bool = True, swap: Swap | None = None) -> None:
         self.pool = pool
         self.cache = PrefixCache(pool)
-        self.preemptions = self.cached_tokens = 0
+        self.preemptions = self.swaps = self.cached_tokens = 0
+        self._swap = swap
         self._caching = prefix_cache
         self._promotions = Promotions(pool, self.cache)
         self._max_running = max_running
@@ -102,6 +119,7 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """It is finished, aborted or failed: its blocks are free."""
         self._leave_queues(sequence)
+        self._forget_saved(sequence)
         self._release(sequence.blocks)
         sequence.prompt_blocks, sequence.decode_blocks = [], []
         sequence.stage = Stage.FINISHED
@@ -130,6 +148,7 @@ class Scheduler:
         anything back, and every block's count becomes what the others hold. It is as it was before it came, but for its
         tokens. Returns how many blocks' words changed."""
         self._leave_queues(sequence)
+        self._forget_saved(sequence)
         self._cancel_moves(sequence.blocks)
         sequence.prompt_blocks, sequence.decode_blocks = [], []
         sequence.computed_tokens = 0
@@ -146,8 +165,9 @@ class Scheduler:
 
     def _cancel_moves(self, blocks: list[int]) -> None:
         """Nothing is to be written any more to blocks that somebody else may get within this very step."""
-        if self._moves.scrub or self._moves.copies:
+        if self._moves.scrub or self._moves.copies or self._moves.restores:
             gone = set(blocks)
+            self._moves.restores = [move for move in self._moves.restores if gone.isdisjoint(move[1])]
             self._moves.scrub = [move for move in self._moves.scrub if move[0] not in gone]
             self._moves.copies = [move for move in self._moves.copies if move[1] not in gone]
 
@@ -260,11 +280,30 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         (self._prefilling if sequence.stage is Stage.PREFILLING else self._decoding).remove(sequence)
+        sequence.saved_blocks = self._save(sequence)
         self._release(sequence.decode_blocks)
         sequence.decode_blocks = []
-        sequence.computed_tokens = sequence.prompt_tokens
+        if not sequence.saved_blocks:
+            sequence.computed_tokens = sequence.prompt_tokens
         self._set_aside(sequence)
         self.preemptions += 1
+
+    def _save(self, sequence: Sequence) -> int:
+        """How many of its decode blocks are set aside; 0: none, what they hold has to be computed again."""
+        if self._swap is None or sequence.computed_tokens == sequence.prompt_tokens:
+            return 0
+        coming = [blocks for owner, blocks in self._moves.restores if owner == sequence.arrival]
+        if coming:  # it had not come back yet
+            return len(coming[0])
+        if not self._swap.save(sequence.arrival, sequence.decode_blocks):
+            return 0
+        self.swaps += 1
+        return len(sequence.decode_blocks)
+
+    def _forget_saved(self, sequence: Sequence) -> None:
+        if self._swap is not None:
+            self._swap.drop(sequence.arrival)
+        sequence.saved_blocks = 0
 
     def _set_aside(self, sequence: Sequence) -> None:
         sequence.stage = Stage.WAITING
@@ -280,7 +319,10 @@ class Scheduler:
         blocks = self._allocate(Region.DECODE, missing, sequence) if missing <= 0 or self._decode_room(missing) else None
         if blocks is None:
             return False
-        if blocks and not sequence.decode_blocks and sequence.prompt_tokens % self._block_tokens:
+        if sequence.saved_blocks:
+            self._moves.restores.append((sequence.arrival, blocks[: sequence.saved_blocks]))
+            sequence.saved_blocks = 0
+        elif blocks and not sequence.decode_blocks and sequence.prompt_tokens % self._block_tokens:
             self._moves.copies.append((sequence.prompt_blocks[-1], blocks[0], sequence.arrival))
         sequence.decode_blocks += blocks
         return True

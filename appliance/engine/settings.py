@@ -28,6 +28,7 @@ class EngineSettings:
         prefix_cache: take what begins as something did before from the cache. Off, for measurements.
         device: one of DEVICES; cuda is the first card that CUDA_VISIBLE_DEVICES leaves, and computes in float32.
         weights_dtype: one of WEIGHTS_DTYPES; int8 where machine and model allow it.
+        swap_bytes: host memory for answers that gave way to older ones; beyond it they are computed again.
         fault: for tests: a damage and the decode step at which it is done; see faults.py. None: none.
     """
 
@@ -43,6 +44,7 @@ class EngineSettings:
     prefix_cache: bool = True
     device: str = "cpu"
     weights_dtype: str = "float32"
+    swap_bytes: int = 64 * 1024**2
     fault: tuple[str, int] | None = None
 
     @property

@@ -234,3 +234,21 @@ def test_damaged_books_are_noticed_as_with_float32(tmp_path: Path) -> None:
         answers = hurt.run(some)
         assert hurt.loop.stats().block_violations > 0, fault
         assert {name: answer.token_ids for name, answer in answers.items()} == {name: answer.token_ids for name, answer in sound.items()}
+
+
+@pytest.mark.parametrize("weights_dtype", ["float32", "int8"])
+def test_who_gave_way_comes_back_to_the_last_bit(weights_dtype: str, tmp_path: Path) -> None:
+    """Set aside and brought back, not computed again: the same answers, also when a copy finds no room; nothing stays behind."""
+    folder = save_checkpoint(CASES["llama"](), tmp_path)
+    sampling = replace(GREEDY, max_new_tokens=40)
+    shape: dict[str, Any] = {"kv_pool_bytes": _tight_pool_bytes(folder), "prefill_fraction": 0.75, "weights_dtype": weights_dtype}
+    alone = driver(folder, weights_dtype=weights_dtype).alone(prompts(), sampling)
+    block_bytes = _tight_pool_bytes(folder) // 29
+    for swap_bytes, some in ((64 * 1024**2, True), (block_bytes, None), (0, False)):
+        tight = driver(folder, **shape, swap_bytes=swap_bytes)
+        assert not differences(alone, tight.run(prompts(), sampling)), swap_bytes
+        stats = tight.loop.stats()
+        assert stats.preemptions > 0
+        if some is not None:
+            assert (stats.swaps == stats.preemptions) is some
+        assert tight.runner._runner._swap.used_bytes == 0

@@ -269,7 +269,7 @@ def test_a_failing_prefill_does_not_touch_an_answer_that_is_computed_again_besid
     prompts = {f"p{length}": prompt(length, length) for length in (5, 21, 37, 50)}
     sampling = replace(GREEDY, max_new_tokens=60)
     alone = Driver(tiny).alone(prompts, sampling)
-    driver = Driver(tiny, kv_pool_bytes=384 * 1024, prefill_fraction=0.7)
+    driver = Driver(tiny, kv_pool_bytes=384 * 1024, prefill_fraction=0.7, swap_bytes=0)
     together = []
 
     class Failing(dict[str, Exception]):

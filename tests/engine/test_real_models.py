@@ -90,7 +90,7 @@ def test_an_answer_survives_preemption_and_a_new_life_to_the_last_bit(
     names = list(prompts)[:8]
     # Eight answers of 64 tokens take about 36 blocks of 16 tokens; the decode region here has 25.
     token_bytes = {"SmolLM2-135M-Instruct": 46_080, "gemma-3-270m": 36_864}[model.name]
-    tight = Driver(model, kv_pool_bytes=126 * 16 * token_bytes, prefill_fraction=0.8)
+    tight = Driver(model, kv_pool_bytes=126 * 16 * token_bytes, prefill_fraction=0.8, swap_bytes=0)
     answers = tight.run({name: prompts[name] for name in names}, replace(GREEDY, max_new_tokens=NEW_TOKENS))
     assert tight.loop.stats().preemptions > 0
     assert not differences(answers, {name: batched[name] for name in names})

@@ -101,6 +101,7 @@ def _engine_lines(stats: EngineStats) -> list[str]:
         *_series("cached_tokens_total", "counter", "Prompt tokens taken from the prefix cache instead.", stats.cached_tokens),
         *_series("generated_tokens_total", "counter", "Tokens produced.", stats.generated_tokens),
         *_series("preemptions_total", "counter", "Sequences set back for want of KV blocks.", stats.preemptions),
+        *_series("swaps_total", "counter", "Preemptions whose KV blocks were set aside, not computed again.", stats.swaps),
         *_series("kv_blocks", "gauge", "KV blocks there are.", stats.kv_blocks_total),
         *_series("kv_blocks_used", "gauge", "KV blocks held by sequences.", stats.kv_blocks_used),
         *_series("kv_blocks_kept", "gauge", "KV blocks that the prefix cache alone keeps.", stats.kv_blocks_kept),

@@ -27,11 +27,11 @@ WARM_S = 120.0
 class Spare:
     """`python -m appliance.engine --spare`, and applianced's end of its channel."""
 
-    def __init__(self, model: Path, log: Path) -> None:
+    def __init__(self, model: Path, log: Path, *more: str) -> None:
         self.log = log
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(WARM_S)
-        command = [sys.executable, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", "2"]
+        command = [sys.executable, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", "2", *more]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stderr=stderr)
         theirs.close()
@@ -53,6 +53,21 @@ class Spare:
 @pytest.fixture
 def spare(demo_model: Path, tmp_path: Path) -> Iterator[Spare]:
     one = Spare(demo_model, tmp_path / "log")
+    yield one
+    one.process.kill()
+    one.process.wait()
+    one.channel.close()
+
+
+INT8 = ("--weights-dtype", "int8")
+PACK = "import sys, pathlib; from appliance.engine.build import load_decoder; load_decoder(pathlib.Path(sys.argv[1]), weights_dtype='int8')"
+
+
+@pytest.fixture
+def spare_int8(demo_model: Path, tmp_path: Path) -> Iterator[Spare]:
+    """As the appliance has it: with 8-bit weights, which an engine before it has packed."""
+    subprocess.run([sys.executable, "-c", PACK, str(demo_model)], cwd=ROOT, check=True, timeout=120)
+    one = Spare(demo_model, tmp_path / "log", *INT8)
     yield one
     one.process.kill()
     one.process.wait()
@@ -81,16 +96,17 @@ def command(model: Path, path: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "appliance.engine", *told]
 
 
-def test_it_becomes_the_engine_it_is_told_to_be_and_answers_as_a_cold_one(spare: Spare, demo_model: Path, tmp_path: Path) -> None:
+def test_it_becomes_the_engine_it_is_told_to_be_and_answers_as_a_cold_one(spare_int8: Spare, demo_model: Path, tmp_path: Path) -> None:
     """Before: one socket (its channel), no KV pool, an answer to each ping. After: other settings than any default, the text of a
     cold engine, and every thread that computes at ordinary priority."""
+    spare = spare_int8
     assert spare.tell(b"ping") == b"pong", "while it loads, too"
     assert spare.channel.recv(100) == b"warm mapped"
     assert spare.tell(b"ping") == b"pong"
     assert spare.sockets() == 1
     assert spare.anonymous_bytes() < 350 * 1024**2
     warm = tmp_path / "warm.sock"
-    told = command(demo_model, warm, "--max-running", "3", "--context-length", "777", "--kv-pool-bytes", str(64 * 1024**2))
+    told = command(demo_model, warm, *INT8, "--max-running", "3", "--context-length", "777", "--kv-pool-bytes", str(64 * 1024**2))
     assert spare.tell(json.dumps(told).encode()) == b"taken"
     assert spare.channel.recv(100) == b"", "the channel is closed"
     until_ready(warm, spare.log)
@@ -98,7 +114,7 @@ def test_it_becomes_the_engine_it_is_told_to_be_and_answers_as_a_cold_one(spare:
     answer = ask(warm, QUESTION)
     cold = tmp_path / "cold.sock"
     with (tmp_path / "cold.log").open("w") as stderr:
-        engine = subprocess.Popen(command(demo_model, cold), cwd=ROOT, stderr=stderr)
+        engine = subprocess.Popen(command(demo_model, cold, *INT8), cwd=ROOT, stderr=stderr)
     try:
         until_ready(cold, tmp_path / "cold.log")
         assert ask(cold, QUESTION)["choices"] == answer["choices"]

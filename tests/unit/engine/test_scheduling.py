@@ -6,6 +6,8 @@ computed of other tokens, or nothing, wherever the real engine would have comput
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Several
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -27,13 +29,31 @@ def make_sequence(arrival: int, prompt: int, answer: int, begun: int = 0, beginn
 class Engine:
     """The loop's use of the scheduler, over a model of the cache."""
 
-    def __init__(self, geometry: PoolGeometry, max_running: int, chunk_tokens: int) -> None:
+    def __init__(self, geometry: PoolGeometry, max_running: int, chunk_tokens: int, swap_blocks: int = 0) -> None:
         self.geometry = geometry
+        self.swap_blocks = swap_blocks
+        self.saved: dict[int, list[list[int | None]]] = {}
         self.max_running, self.chunk_tokens = max_running, chunk_tokens
         self.pool = BlockPool(geometry)
-        self.scheduler = Scheduler(self.pool, max_running, chunk_tokens)
+        self.scheduler = Scheduler(self.pool, max_running, chunk_tokens, swap=self if swap_blocks else None)
         self.slots: dict[int, int | None] = {}
         self.finished: list[Sequence] = []
+
+    def save(self, owner: int, blocks: Several[int]) -> bool:
+        """As the runner does: what the blocks hold now, if they are the owner's and there is room."""
+        for block in blocks:
+            assert self.pool.owners[block] == owner, "saved what is somebody else's"
+            assert self.pool.state(block) is BlockState.OPEN
+        assert owner not in self.saved, "saved twice"
+        if sum(map(len, self.saved.values())) + len(blocks) > self.swap_blocks:
+            return False
+        size = self.geometry.block_tokens
+        self.saved[owner] = [[self.slots.get(block * size + offset) for offset in range(size)] for block in blocks]
+        return True
+
+    def drop(self, owner: int) -> None:
+        """As the runner does."""
+        self.saved.pop(owner, None)
 
     def step(self, fail: int | None = None) -> bool:
         """One turn; `fail`: the chunk with this index fails instead. False: nothing was done."""
@@ -79,6 +99,12 @@ class Engine:
             assert self.pool.owners[target] == owner
             assert self.pool.state(target) is BlockState.OPEN
             self._copy(source, target)
+        for owner, blocks in moves.restores:
+            for block, content in zip(blocks, self.saved.pop(owner), strict=True):
+                assert self.pool.owners[block] == owner
+                assert self.pool.state(block) is BlockState.OPEN
+                for offset, token in enumerate(content):
+                    self.slots[block * size + offset] = token
 
     def _slot(self, sequence: Sequence, position: int) -> int:
         size = self.geometry.block_tokens
@@ -135,9 +161,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         decode_blocks=st.integers(1, 8),
         max_running=st.integers(1, 5),
         chunk_tokens=st.integers(1, 12),
+        swap_blocks=st.sampled_from((0, 1, 3, 100)),
     )
-    def build(self, block_tokens: int, prefill_blocks: int, decode_blocks: int, max_running: int, chunk_tokens: int) -> None:
-        self.engine = Engine(PoolGeometry(block_tokens, prefill_blocks, decode_blocks), max_running, chunk_tokens)
+    def build(
+        self, block_tokens: int, prefill_blocks: int, decode_blocks: int, max_running: int, chunk_tokens: int, swap_blocks: int
+    ) -> None:
+        self.engine = Engine(PoolGeometry(block_tokens, prefill_blocks, decode_blocks), max_running, chunk_tokens, swap_blocks)
         self.arrivals = 0
         self.submitted = 0
         self.dropped = 0
@@ -192,6 +221,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert engine.pool.used_blocks + engine.pool.kept_blocks + sum(map(engine.pool.free_blocks, Region)) == engine.geometry.total_blocks
         assert engine.scheduler.running <= engine.max_running
         assert len(list(engine.scheduler)) + len(engine.finished) + self.dropped == self.submitted
+        saved = {sequence.arrival: sequence.saved_blocks for sequence in engine.scheduler if sequence.saved_blocks}
+        assert saved == {owner: len(blocks) for owner, blocks in engine.saved.items()}, "set aside for nobody, or forgotten"
 
     def teardown(self) -> None:
         """Whatever was left runs to its end: nothing waits for ever."""
@@ -204,6 +235,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert turns < 2_000, "no end in sight"
         self.engine.step()  # as the loop does after the last abort: what waits to be promoted is not kept waiting
         self.engine.scheduler.check_integrity()
+        assert not self.engine.saved
         assert self.engine.pool.used_blocks == 0
         for sequence in self.engine.finished:
             assert sequence.answer_tokens == sequence.request.sampling.max_new_tokens
@@ -223,6 +255,32 @@ def test_a_full_decode_region_preempts_the_youngest() -> None:
         pass
     assert engine.finished == [old, young]
     assert engine.scheduler.preemptions > 0
+
+
+def test_who_gave_way_comes_back_with_what_it_had() -> None:
+    """Nothing of its answer is computed again: every prefill is of a prompt, and every token is decoded once."""
+    engine = Engine(PoolGeometry(block_tokens=2, prefill_blocks=8, decode_blocks=4), max_running=2, chunk_tokens=64, swap_blocks=8)
+    old, young = make_sequence(1, 3, 7), make_sequence(2, 3, 7)
+    for sequence in (old, young):
+        engine.scheduler.add(sequence)
+    computed = 0
+    while list(engine.scheduler):
+        computed += sum(chunk.count for chunk in engine.scheduler.plan_prefill())
+        engine.step()
+    assert engine.finished == [old, young]
+    assert engine.scheduler.swaps == engine.scheduler.preemptions > 0
+    assert computed == old.prompt_tokens + young.prompt_tokens
+
+
+def test_who_finds_no_room_to_be_set_aside_is_computed_again() -> None:
+    """As without any."""
+    engine = Engine(PoolGeometry(block_tokens=2, prefill_blocks=8, decode_blocks=4), max_running=2, chunk_tokens=64, swap_blocks=1)
+    for arrival in (1, 2):
+        engine.scheduler.add(make_sequence(arrival, 3, 7))
+    while engine.step():
+        pass
+    assert len(engine.finished) == 2
+    assert engine.scheduler.preemptions > engine.scheduler.swaps == 0
 
 
 def test_a_prompt_waits_until_all_of_it_fits() -> None:
