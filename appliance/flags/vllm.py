@@ -50,7 +50,7 @@ def words(rung: Rung, version: Version) -> EngineWords:
     if rung.draft_tokens and "speculative" not in rung.features_off:
         said += ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": rung.draft_tokens}, separators=(",", ":"))]
     said += [switch for feature, switch in _SWITCHES.items() if feature in rung.features_off]
-    environment = {"NCCL_P2P_DISABLE": "1"} if "p2p" in rung.features_off else {}
+    environment = _between_cards(rung)
     if "attention_backend" in rung.features_off:
         backend = "TRITON_ATTN" if version >= _TRITON_V1 else "TRITON_ATTN_VLLM_V1"
         if version >= _ATTENTION_OPTION:
@@ -58,6 +58,13 @@ def words(rung: Rung, version: Version) -> EngineWords:
         else:
             environment["VLLM_ATTENTION_BACKEND"] = backend
     return EngineWords(tuple(said), environment)
+
+
+def _between_cards(rung: Rung) -> dict[str, str]:
+    """By itself it takes the driver's word that cards can read each other's memory; consumer cards say that they can, and hang."""
+    if "p2p" in rung.features_off:
+        return {"NCCL_P2P_DISABLE": "1"}
+    return {"VLLM_SKIP_P2P_CHECK": "0"} if rung.tensor_parallel > 1 else {}
 
 
 def _kv_dtype(word: str, version: Version) -> str:

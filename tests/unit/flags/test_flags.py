@@ -54,6 +54,18 @@ def test_a_feature_that_is_off_is_said(engine: str, feature: str) -> None:
     assert words(engine, before) != words(engine, replace(before, features_off=frozenset({feature})))
 
 
+def test_two_cards_are_tried_before_they_are_trusted() -> None:
+    """Whether one reads the other's memory is tested at the start, not believed of the driver; off is off; one card says nothing."""
+    two = replace(RUNG, tensor_parallel=2)
+    off = replace(two, features_off=frozenset({"p2p"}))
+    assert "--enable-p2p-check" in said("sglang", two)
+    assert words("vllm", two).environment == {"VLLM_SKIP_P2P_CHECK": "0"}
+    for engine in ("sglang", "vllm"):
+        assert words(engine, off).environment == {"NCCL_P2P_DISABLE": "1"}
+        assert "--enable-p2p-check" not in said(engine, off)
+        assert words(engine, RUNG).environment == {}
+
+
 def test_no_speculation_and_no_overlap_are_said() -> None:
     """The drafter's options go; the scheduler is told to wait."""
     drafting = replace(RUNG, draft_tokens=3)
