@@ -91,6 +91,7 @@ class ClientConnection(HttpToolsProtocol):
         self._accepted: socket.socket | None = None
         self._linger_due_s: float | None = None
         self._linger_end_s = 0.0
+        self._writer: _HeadWithBody | None = None
         self._half_closed_s: float | None = None
         """When a peer that has closed its side was last written to, to see whether it is still there."""
 
@@ -176,6 +177,7 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_lost(exc)
         self.gone = True
         self._head_due_s = self._body_began_s = self._stalled = self._accepted = None
+        self._untie()
         if self.task is not None:
             self.task.cancel()
 
@@ -232,7 +234,7 @@ class ClientConnection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":  # for which the cycle writes no body
-            self.cycle.transport = _HeadWithBody(self.transport, self._close)  # type: ignore[assignment]
+            self.cycle.transport = self._writer = _HeadWithBody(self.transport, self._close)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
             _end_by_closing(self.cycle)
         self._asked = True
@@ -259,6 +261,12 @@ class ClientConnection(HttpToolsProtocol):
         self._refuse(Refused(400, "invalid_http", msg.rstrip("."), hint="is the client speaking HTTP/1.1?"))
 
     # inside
+
+    def _untie(self) -> None:
+        """It refers to itself through these. Left so, the collector alone would free it, hundreds of dead ones and their bodies later."""
+        if self._writer is not None:
+            self._writer.let_go()
+        self.cycle = self.scope = self._writer = None  # type: ignore[assignment]
 
     def _check_stalled(self, now_s: float) -> None:
         assert self._stalled is not None
@@ -344,6 +352,10 @@ class _HeadWithBody:
         if self._head:
             self._transport.write(self._head)
         self._close()
+
+    def let_go(self) -> None:
+        """The connection is lost: what is written now goes nowhere."""
+        self.write, self._close = self._transport.write, self._transport.close
 
     def _keep_head(self, data: bytes) -> None:
         if data.startswith(b"HTTP/1.1 100"):  # an interim answer waits for nothing
