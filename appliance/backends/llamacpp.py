@@ -19,7 +19,7 @@ from appliance.backends.prompts import completion, longest
 from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, configured_rung, count_in, json_object
 from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, told, version_in_use, words_of
 from appliance.config.runtimes import LLAMA_SERVER, launch_program, runtime_of
-from appliance.config.schema import Config
+from appliance.config.schema import Config, EngineTable
 from appliance.core.errors import ConfigError, ModelError
 from appliance.core.launch import ContinuesBy, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
@@ -40,8 +40,13 @@ class LlamacppBackend:
     name = "llamacpp"
     uses_gpu = True
 
-    def __init__(self, version: str) -> None:
-        self.version = version
+    def __init__(self, engine: EngineTable) -> None:
+        self._engine = engine
+
+    @property
+    def version(self) -> str:
+        """The build; empty for one that is not in an environment of ours."""
+        return self._engine.version or _build(self._engine)
 
     @property
     def voice(self) -> Voice:
@@ -128,9 +133,13 @@ def _program(config: Config) -> str:
 
 
 def _version(config: Config) -> Version:
-    """The build, where it is one of ours, is in its environment's name."""
-    program = launch_program(config.engine.program) if config.engine.program else None
-    return version_in_use(config, runtime_of(program or "").removeprefix("llamacpp-"))
+    return version_in_use(config, _build(config.engine))
+
+
+def _build(engine: EngineTable) -> str:
+    """It is in its environment's name."""
+    program = launch_program(engine.program) if engine.program else None
+    return runtime_of(program or "").removeprefix("llamacpp-")
 
 
 def _checked_file(config: Config) -> Path:

@@ -8,7 +8,6 @@ from appliance.backends.native import NativeBackend
 from appliance.backends.protocol import Backend
 from appliance.backends.sglang import SglangBackend
 from appliance.backends.vllm import VllmBackend
-from appliance.config.runtimes import installed_version
 from appliance.config.schema import Config
 
 
@@ -19,9 +18,9 @@ def backend_of(config: Config) -> Backend:
         case "native":
             return NativeBackend()
         case "sglang":
-            return SglangBackend(engine.version or installed_version(engine.python, "sglang"))
+            return SglangBackend(engine)
         case "vllm":
-            return VllmBackend(engine.version or installed_version(engine.python, "vllm"))
+            return VllmBackend(engine)
         case "llamacpp":
-            return LlamacppBackend(engine.version)
+            return LlamacppBackend(engine)
     return CustomBackend()

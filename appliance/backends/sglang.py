@@ -15,7 +15,7 @@ from appliance.backends.prompts import longest
 from appliance.backends.protocol import Counters, ProofRequest, Voice, WorstPrompt, count_in, json_object
 from appliance.backends.wording import OFFLINE, environment_of, judged_extra_args, told, version_in_use, words_of
 from appliance.config.runtimes import installed_version, runtime_of
-from appliance.config.schema import Config
+from appliance.config.schema import Config, EngineTable
 from appliance.core.launch import ContinuesBy, Endpoint, EngineLimits, LaunchSpec
 from appliance.core.plan import Rung
 from appliance.core.versions import Version
@@ -51,8 +51,13 @@ class SglangBackend:
     name = "sglang"
     uses_gpu = True
 
-    def __init__(self, version: str) -> None:
-        self.version = version
+    def __init__(self, engine: EngineTable) -> None:
+        self._engine = engine
+
+    @property
+    def version(self) -> str:
+        """Of the environment in force now: the link may have moved since the last start."""
+        return self._engine.version or installed_version(self._engine.python, DISTRIBUTION)
 
     @property
     def voice(self) -> Voice:

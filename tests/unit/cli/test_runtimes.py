@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.backends import backend_of
 from appliance.cli import pip_runs, recipes, runtimes
 from appliance.compatibility import Card, Host
 from appliance.config.runtimes import current_runtime, launch_python, put_in_force, runtime_of, with_runtime
@@ -80,6 +81,21 @@ def test_the_first_of_an_engine_is_in_force_and_fills_in_what_is_not_configured(
     named = Config(engine=EngineTable(backend="llamacpp", program="/opt/llama-server"))
     assert with_runtime(named, tmp_path) == named
     assert with_runtime(Config(), tmp_path) == Config()
+
+
+def test_an_engines_version_is_that_of_the_environment_in_force(tmp_path: Path) -> None:
+    """Also after another was put in force; a build of llama.cpp has it in its environment's name."""
+    for version in ("1.0", "2.0"):
+        folder = _made(tmp_path, f"sglang-{version}", "python")
+        (next(folder.glob("lib/*/site-packages")) / f"sglang-{version}.dist-info").mkdir()
+    put_in_force(tmp_path / "runtimes/sglang-1.0")
+    backend = backend_of(with_runtime(Config(engine=EngineTable(backend="sglang")), tmp_path))
+    assert backend.version == "1.0"
+    put_in_force(tmp_path / "runtimes/sglang-2.0")
+    assert backend.version == "2.0"
+    put_in_force(_made(tmp_path, "llamacpp-10434", "llama-server"))
+    assert backend_of(with_runtime(Config(engine=EngineTable(backend="llamacpp")), tmp_path)).version == "10434"
+    assert backend_of(Config(engine=EngineTable(backend="llamacpp"))).version == ""
 
 
 def test_one_that_an_engine_runs_from_is_kept(tmp_path: Path, ctl: Ctl) -> None:
