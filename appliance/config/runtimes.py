@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from appliance.config.schema import Config
+from appliance.core.versions import Version, version_of
 
 RUNTIMES = "runtimes"
 CURRENT = "current"
@@ -81,6 +82,25 @@ def go_back(configured: str, name: str) -> None:
     runtime = Path(configured).parents[2] / name
     (runtime / "bin" / "python").stat()
     put_in_force(runtime)
+
+
+def earlier_runtime(configured: str) -> Path | None:
+    """The environment before the one in force: of the same engine, the highest version below it that can be run.
+
+    None where there is no older one, and where `configured` does not go by the link to the one in force: then the owner chose it.
+    """
+    link = Path(configured).parts[-3:-2]
+    program = launch_program(configured) if link and link[0].startswith(CURRENT) else None
+    now = runtime_of(program) if program is not None else ""
+    if program is None or not now:
+        return None
+    others = (one for one in Path(program).parents[2].iterdir() if engine_of(one.name) == engine_of(now) and not one.is_symlink())
+    older = {_version(one.name): one for one in others if _version(one.name) < _version(now) and can_run(one)}
+    return older[max(older)] if older else None
+
+
+def _version(runtime_name: str) -> Version:
+    return version_of(runtime_name.rpartition("-")[2], (0,))
 
 
 def with_runtime(config: Config, state_dir: Path) -> Config:

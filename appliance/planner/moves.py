@@ -16,6 +16,7 @@ from appliance.planner.chain import CONTEXT_STEP_TOKENS, gib
 from appliance.planner.choose import attempt
 from appliance.planner.elements import dtype_bytes, is_16_bit
 from appliance.planner.engines import rules_of
+from appliance.planner.features import CURRENT_RUNTIME
 from appliance.planner.inputs import Choice, PlanInputs, counted
 
 FRACTION_STEP = 0.02
@@ -175,7 +176,7 @@ def custom_all_reduce_off(step: Step) -> Step | None:
 
 def runtime_back(step: Step) -> Step | None:
     """The engine version before this one; which one that is, the runtime's owner knows."""
-    return _switched_off(step, "current_runtime", "what the newer engine version brought", "the version that ran before")
+    return _switched_off(step, CURRENT_RUNTIME, "what the newer engine version brought", "the version that ran before")
 
 
 def drafter_off(step: Step) -> Step | None:

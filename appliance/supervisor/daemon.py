@@ -37,6 +37,7 @@ from appliance.supervisor.groups import Delegation, Groups
 from appliance.supervisor.history import History
 from appliance.supervisor.hook import run_hook
 from appliance.supervisor.incidents import IncidentStore, Memory
+from appliance.supervisor.ladder import started_from
 from appliance.supervisor.launching import probe_settings, spare_wish
 from appliance.supervisor.life import EngineLife, Surroundings
 from appliance.supervisor.log_ring import LogLine, LogRing
@@ -294,7 +295,8 @@ class Supervisor:
     def _plan(self, effect: ev.Plan) -> None:
         self._finish_life()
         try:
-            spec = self.backend.launch_spec(self.config, effect.rung, effect.generation, self.run_dir.path)
+            config = started_from(self.config, effect.rung)
+            spec = self.backend.launch_spec(config, effect.rung, effect.generation, self.run_dir.path)
             spec = self.gpu.fitted(spec, self.config) if self.state.uses_gpu else spec
         except ApplianceError as error:
             self.post(ev.PlanFailed(effect.generation, cannot_plan(error), incident_id()))

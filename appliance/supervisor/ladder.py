@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from appliance.backends import Backend
+from appliance.config.runtimes import earlier_runtime, runtime_of
 from appliance.config.schema import Config
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Diagnosis
@@ -26,6 +28,7 @@ from appliance.planner import ladder as planner
 from appliance.planner.calibration import Calibration, calibrated
 from appliance.planner.card_ladder import card_ladder, llamacpp_ladder
 from appliance.planner.engines import ENGINES, rules_of
+from appliance.planner.features import CURRENT_RUNTIME
 from appliance.planner.inputs import Measured, PlanInputs
 from appliance.planner.model_files import model_facts
 from appliance.supervisor.history import Tried
@@ -98,23 +101,28 @@ class Ladders:
 
     def _told_apart(self, failed: Rung, rungs: Iterable[Rung], tried: Iterable[Rung] = ()) -> tuple[Rung, ...]:
         """Those of which the engine would be told something that it was not told before, numbered on."""
-        before = {self._backend.told(self._config, rung) for rung in (failed, *tried)}
+        before = {self._told(rung) for rung in (failed, *tried)}
         different: dict[tuple[object, ...], Rung] = {}
         for rung in rungs:
-            different.setdefault(self._backend.told(self._config, rung), rung)
+            different.setdefault(self._told(rung), rung)
         fresh = (rung for told, rung in different.items() if told not in before)
         return tuple(replace(rung, index=index) for index, rung in enumerate(fresh, failed.index + 1))
+
+    def _told(self, rung: Rung) -> tuple[object, ...]:
+        config = started_from(self._config, rung)
+        return (config.engine.python, *self._backend.told(config, rung))
 
     def _inputs(self, rung: Rung) -> PlanInputs:
         """A rung as the planner takes it, with what was measured; the built-in engine's pool is the owner's."""
         assert self._facts is not None and self._place is not None
-        engine, config = self._backend.name, self._config
-        native = engine == "native"
+        engine, config = self._backend.name, started_from(self._config, rung)
+        native, before = engine == "native", runtime_of(config.engine.python)
+        version = before.rpartition("-")[2] if config is not self._config else config.engine.version or self._backend.version
         inputs = PlanInputs(
             self._facts,
             self._place,
             engine,
-            "" if native else config.engine.version or self._backend.version,
+            "" if native else version,
             mem_fraction=rung.mem_fraction,
             context_length_tokens=rung.context_length_tokens or None,
             kv_dtype=rung.kv_dtype or "auto",
@@ -143,6 +151,21 @@ class Ladders:
         return rules.plan_at(
             replace(resolved, context_length_tokens=plan.sequence_tokens), fraction
         )  # an engine takes no more than its pool
+
+
+def started_from(config: Config, rung: Rung) -> Config:
+    """The configuration that a rung is started from: where it gives up the runtime in force, the one before that stands in its place.
+
+    The link to the one in force stays where it is: any rung above is started from that again.
+    """
+    if CURRENT_RUNTIME not in rung.features_off:
+        return config
+    engine = config.engine
+    earlier = earlier_runtime(engine.python)
+    if earlier is None:
+        return config
+    program = str(earlier / "bin" / Path(engine.program).name) if engine.program else engine.program
+    return replace(config, engine=replace(engine, python=str(earlier / "bin" / "python"), program=program, version=""))
 
 
 def facts_of(config: Config) -> ModelFacts | None:

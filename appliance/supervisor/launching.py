@@ -10,6 +10,7 @@ from appliance.core.errors import ApplianceError
 from appliance.core.states import EngineState
 from appliance.supervisor.forensic_bench import ForensicBench
 from appliance.supervisor.hang import HangLimits
+from appliance.supervisor.ladder import started_from
 from appliance.supervisor.machine import MachineState
 from appliance.supervisor.probe import ProbeSettings
 from appliance.supervisor.spare_keeper import Wish
@@ -31,7 +32,7 @@ def spare_wish(state: MachineState, config: Config, backend: Backend, bench: For
     if not config.engine.warm_spare:
         return Wish(None, why_not="none: engine.warm_spare is false")
     try:
-        plain = backend.launch_spec(config, state.rung, state.generation + 1, run_dir)
+        plain = backend.launch_spec(started_from(config, state.rung), state.rung, state.generation + 1, run_dir)
         spec = bench.fit(plain, state.generation + 1).spare
     except ApplianceError as error:
         return Wish(None, why_not=f"none: {error}")

@@ -26,6 +26,7 @@ from appliance.core.causes import Cause
 from appliance.core.diagnosis import Diagnosis
 from appliance.core.plan import Rung
 from appliance.core.units import format_duration
+from appliance.planner.features import CURRENT_RUNTIME
 from appliance.supervisor.history import Failure, History, Phase
 from appliance.supervisor.settings import MachineSettings
 
@@ -211,7 +212,7 @@ def decide(
     """
     if failure.refused and (rung := rung_for_refused(history, ladder, offers)) is not None:
         return _onto(rung, diagnosis, 0.0) if history.climbed_from is None else _fall_back(diagnosis, rung, 0.0)
-    if _is_the_runtime(diagnosis.cause, failure, history) and history.start_failures < settings.start_failures_max:
+    if _is_the_runtime(diagnosis.cause, failure, history, ladder[history.rung]) and history.start_failures < settings.start_failures_max:
         return _roll_back(diagnosis, history, ladder[history.rung], failure.runtime)
     row = _OUTSIDE if failure.outside else TABLE[diagnosis.cause]
     if row.response is Response.PARK:
@@ -239,9 +240,9 @@ def _may_be_chance(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, .
     return history.times(diagnosis.cause, ladder[history.rung]) < 2 and not proved_wrong
 
 
-def _is_the_runtime(cause: Cause, failure: Failure, history: History) -> bool:
-    """A start failed in an environment that has not served yet, and another one has."""
-    is_new = bool(failure.runtime and history.runtime) and failure.runtime != history.runtime
+def _is_the_runtime(cause: Cause, failure: Failure, history: History, rung: Rung) -> bool:
+    """A start failed in an environment that has not served yet, and another one has; not where the rung itself asks for an older one."""
+    is_new = bool(failure.runtime and history.runtime) and failure.runtime != history.runtime and CURRENT_RUNTIME not in rung.features_off
     return is_new and failure.phase is Phase.START and not failure.outside and not failure.refused and cause not in _NOT_THE_RUNTIME
 
 
