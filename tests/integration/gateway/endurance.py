@@ -2,7 +2,7 @@
 
     python tests/integration/gateway/endurance.py memory [--requests 100000]
     python tests/integration/gateway/endurance.py fuzz [--megabytes 100] [--seed N]
-    python tests/integration/gateway/endurance.py leave [--requests 1000] [--model DIR]
+    python tests/integration/gateway/endurance.py leave [--requests 1000] [--at-once 24] [--patience-s 0.5] [--model DIR]
 
 A real gateway process in front of tests/fakes/upstream.py; `leave`: `appliancectl run` with the built-in engine. Prints what it
 found; exit code 1 when a bound is broken.
@@ -277,15 +277,15 @@ async def fuzz(total_bytes: int, seed: int) -> Fuzzed:
 # leave
 
 
-async def leave_at_random(port: int, model: str, draw: random.Random) -> None:
-    """Ask, and be gone within half a second: in the queue, in the prefill, in the middle, or when it is over."""
+async def leave_at_random(port: int, model: str, patience_s: float, draw: random.Random) -> None:
+    """Ask, and be gone by then: in the queue, in the prefill, in the middle, or when it is over."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     content = "Tell me about rivers. " * draw.choice((1, 1, 5, 40))
     messages = [{"role": "user", "content": content}]
     body = {"model": model, "messages": messages, "stream": draw.random() < 0.6, "max_tokens": draw.choice((1, 8, 64)), "temperature": 0}
     Connection(reader, writer).send("POST", CHAT, body)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(draw.choice((0.0, 0.01, 0.05, 0.2, 0.5)) * draw.random()):
+        async with asyncio.timeout(patience_s * draw.choice((0.0, 0.02, 0.1, 0.4, 1.0)) * draw.random()):
             while await reader.read(65536):
                 pass
     writer.transport.abort() if draw.random() < 0.5 else writer.close()
@@ -303,14 +303,14 @@ async def counts_when_quiet(port: int, socket_path: str) -> tuple[Json, Json]:
             return ours, theirs
 
 
-async def leave(url: str, model: str, engine_socket: str, requests: int, at_once: int = 24) -> list[str]:
+async def leave(url: str, model: str, engine_socket: str, requests: int, at_once: int, patience_s: float) -> list[str]:
     """What is wrong afterwards."""
     port = int(url.rpartition(":")[2])
     draw = random.Random(11)
 
     async def client(count: int) -> None:
         for _ in range(count):
-            await leave_at_random(port, model, draw)
+            await leave_at_random(port, model, patience_s, draw)
 
     await asyncio.gather(*(client(requests // at_once + 1) for _ in range(at_once)))
     ours, theirs = await counts_when_quiet(port, engine_socket)
@@ -320,7 +320,7 @@ async def leave(url: str, model: str, engine_socket: str, requests: int, at_once
     return [f"{who}: {counts}" for who, counts in (("gateway", ours), ("engine", theirs)) if any(counts.values())]
 
 
-def run_leave(requests: int, model_dir: Path) -> list[str]:
+def run_leave(requests: int, at_once: int, patience_s: float, model_dir: Path) -> list[str]:
     """With an appliance of its own."""
     from tests.integration.conftest import Foreground
 
@@ -330,7 +330,7 @@ def run_leave(requests: int, model_dir: Path) -> list[str]:
             model, url = run.wait_until_serving()
             generation = run.status()["generation"]
             socket_path = str((run.state_dir / "run").resolve() / f"engine-{generation}.sock")
-            problems = asyncio.run(leave(url, model, socket_path, requests))
+            problems = asyncio.run(leave(url, model, socket_path, requests, at_once, patience_s))
             if run.status()["generation"] != generation:
                 problems.append("the engine has died")
         finally:
@@ -357,11 +357,13 @@ def main() -> int:
     fuzzing.add_argument("--seed", type=int, default=1)
     leaving = what.add_parser("leave")
     leaving.add_argument("--requests", type=int, default=1000)
+    leaving.add_argument("--at-once", type=int, default=24, help="clients; at most eight at a time are with the engine")
+    leaving.add_argument("--patience-s", type=float, default=0.5)
     leaving.add_argument("--model", type=Path, default=Path(__file__).parents[3] / ".cache/models/SmolLM2-135M-Instruct")
     options = parser.parse_args()
     began_s = time.monotonic()
     if options.what == "leave":
-        problems = run_leave(options.requests, options.model)
+        problems = run_leave(options.requests, options.at_once, options.patience_s, options.model)
         print(*problems, f"in {time.monotonic() - began_s:.0f} s", sep="\n")
         return 1 if problems else 0
     if options.what == "memory":
