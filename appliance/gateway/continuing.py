@@ -1,4 +1,4 @@
-"""A stream gone on with as a message that has begun, for engines that can finish one (vLLM, SGLang: `continue_final_message`).
+"""A stream gone on with as a message that has begun, for engines that can finish one (vLLM, SGLang, llama.cpp: `continue_final_message`).
 
 The next engine is given the request and, as the beginning of the assistant's message, the text that the client has; what
 comes goes on under the first run's id. It is not exact to the token, as the text is cut into tokens anew, and needs neither

@@ -74,7 +74,10 @@ def downstream(headers: Headers) -> Headers:
 
 def value_of(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     """The first value of a header; names are in lower case on both sides."""
-    return next((value for found, value in headers if found == name), None)
+    for found, value in headers:
+        if found == name:
+            return value
+    return None
 
 
 def legal_request_id(headers: Headers) -> str | None:
