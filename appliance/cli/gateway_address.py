@@ -19,6 +19,9 @@ def gateway_url(place: Place) -> str:
     return f"{'https' if gateway.tls_certificate else 'http'}://{host}:{gateway.port}"
 
 
+KEY_CURE = "name a file whose only line is one: --api-key-file FILE"
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where HTTP is spoken."""

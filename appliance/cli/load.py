@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.cli.gateway_address import address_of
+from appliance.cli.gateway_address import KEY_CURE, address_of
 from appliance.core.errors import ApplianceError
 
 CONCURRENCY_MAX = 256
@@ -121,6 +121,8 @@ class Target:
                 connection.request("GET", "/v1/models", headers=self._headers)
                 answer = connection.getresponse()
                 body = answer.read(1_000_000)
+            if answer.status == 401:
+                raise ApplianceError(f"{self.url} answers 401: {_sentence(body).partition('; ')[0]}", hint=KEY_CURE)
             if answer.status != 200:
                 raise ApplianceError(f"{self.url} answers {answer.status} for its models: {_sentence(body)}")
             return str(json.loads(body)["data"][0]["id"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from appliance.cli.checks.machine import barrier_of
 from appliance.cli.place import SYSTEM_STATE_DIR, Place, own_state_dir
+from appliance.core.errors import ModelError
 from appliance.core.plan import GpuFacts, ModelFacts
 from appliance.core.units import KIB, MIB, parse_bytes
 from appliance.planner.gpus import card_facts, gpu_facts
@@ -17,12 +19,19 @@ _SMI = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,uuid,pci.bus_id
 
 
 def find_model_path(place: Place, named: str) -> Path | str:
-    """A path, or one of a model in this box's state folder; else the name, which may be a well-known one."""
+    """A path, or one of a model in this box's state folder; else the name, which may be a well-known one.
+
+    Raises:
+        ModelError: this user may not look whether it is there.
+    """
     bare = "/" not in named and not named.endswith((".json", ".gguf"))
     folders = [place.state_dir] if place.state_dir else [SYSTEM_STATE_DIR, own_state_dir()]
     for path in (Path(named), *(folder / "models" / named for folder in folders if bare)):
-        if path.exists():
+        barrier = barrier_of(path)
+        if barrier is None and path.exists():
             return path
+        if barrier is not None and not bare:  # a bare name may still be one that everybody knows
+            raise ModelError(f"the model {path} cannot be read: this user may not look into {barrier}", hint="run this as a user who may")
     return named if bare or named.count("/") == 1 else Path(named)
 
 

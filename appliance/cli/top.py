@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 
 from appliance.cli import terminal
-from appliance.cli.gateway_address import gateway_url, key_in
+from appliance.cli.gateway_address import KEY_CURE, gateway_url, key_in
 from appliance.cli.place import Place
 from appliance.cli.printing import say, say_json
 from appliance.cli.quantities import FiniteRange
-from appliance.cli.top_feed import KEY_CURE, Feed
+from appliance.cli.top_feed import Feed
 from appliance.cli.top_screen import screen
 from appliance.cli.verbs import Verb
 from appliance.core.errors import ExitCode, Unreachable

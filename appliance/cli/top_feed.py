@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.cli.gateway_address import address_of
+from appliance.cli.gateway_address import KEY_CURE, address_of
 from appliance.cli.place import Place
 from appliance.control import client
 from appliance.core.errors import ApplianceError
@@ -21,7 +21,6 @@ PATH = "/status/events"
 SILENT_S = 5.0
 """The gateway says something each second."""
 PAUSE_S = 1.0
-KEY_CURE = "name a file whose only line is one: --api-key-file FILE"
 
 
 @dataclass(slots=True)

@@ -86,6 +86,22 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
+def test_an_endpoint_with_keys_says_how_to_give_one(ctl, tmp_path: Path) -> None:
+    """On this command line; how it is sent is our business."""
+
+    class Closed(Model):
+        def do_GET(self) -> None:
+            self._whole(401, {"error": {"message": "this endpoint needs an API key; send it as `Authorization: Bearer KEY`"}})
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Closed)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    said = ctl("bench", "--url", f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    server.server_close()
+    assert (said.code, said.out) == (1, "")
+    assert "needs an API key\n  name a file whose only line is one: --api-key-file FILE" in said.err
+
+
 def test_it_sends_what_it_is_told_and_counts(ctl, url: str, tmp_path: Path) -> None:
     """So many requests of those lengths, so many at once, with the key; every figure as data."""
     key = tmp_path / "key"

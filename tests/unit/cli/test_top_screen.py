@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.cli.top_feed import KEY_CURE, View
+from appliance.cli.gateway_address import KEY_CURE
+from appliance.cli.top_feed import View
 from appliance.cli.top_screen import screen
 from tests.fakes.scripted_box import flight_since, incident, rungs
 

@@ -16,6 +16,8 @@ from appliance.cli.checks import configured
 from appliance.cli.checks.box import check_engine, check_model
 from appliance.cli.checks.machine import Finding, Level, barrier_of
 from appliance.cli.models import model_folder
+from appliance.cli.place import Place
+from appliance.cli.plan_facts import find_model_path
 from appliance.config import Config, load_config
 from appliance.core.errors import ModelError
 
@@ -115,6 +117,19 @@ def test_an_engine_that_is_set_up_elsewhere_is_said_to_be(tmp_path: Path, monkey
     assert finding.level is Level.FAIL
     assert "systemctl start llm-appliance" in finding.cure
     assert f"--state-dir {tmp_path / 'own'} setup" in finding.cure
+
+
+def test_plan_refuses_a_model_that_it_may_not_read_and_still_knows_the_well_known(closed: Path) -> None:
+    """Of somebody who is not in the service's group: its model's folder is closed, and the names in it too."""
+
+    def found(name: str) -> str:
+        try:
+            return str(find_model_path(Place(state_dir=closed), name))
+        except ModelError as error:
+            return error.message
+
+    assert f"may not look into {closed}" in as_anybody(lambda: found(str(closed / "models" / "mine")))
+    assert as_anybody(lambda: found("qwen3-14b")) == "qwen3-14b"
 
 
 def test_run_refuses_a_model_that_it_may_not_read(closed: Path) -> None:
