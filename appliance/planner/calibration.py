@@ -43,7 +43,7 @@ class Setting:
         """A rung's."""
         return cls(
             rung.prefill_chunk_tokens, rung.max_running, rung.context_length_tokens, rung.kv_dtype,
-            features_off=rung.features_off, kv_pool_bytes=kv_pool_bytes,
+            draft_tokens=rung.draft_tokens, features_off=rung.features_off, kv_pool_bytes=kv_pool_bytes,
         )  # fmt: skip
 
 
@@ -96,6 +96,14 @@ class Calibration:
     def key(self) -> str:
         """What it holds for: another card, engine version, model or number of cards has its own."""
         return "/".join((self.gpu, self.engine, self.engine_version or "any-version", f"tp{self.tensor_parallel}", self.model))
+
+    def on_cards(self, cards: int) -> Calibration:
+        """What of it holds for the same model on another number of cards: the weights, shared otherwise, and what is free."""
+        if cards == self.tensor_parallel:
+            return self
+        shared = self.measured.shared_otherwise(self.tensor_parallel / cards)
+        general = replace(shared, linear_state_bytes=None, fixed_bytes=None, activation_peak_bytes=None)
+        return replace(self, measured=general, proofs=(), tensor_parallel=cards)
 
     def with_start(self, measured: Measured, setting: Setting, time_s: float) -> Calibration:
         """After a good start: what it printed counts; of what it did not print (a warm spare had loaded before) the older figures stay."""

@@ -138,7 +138,8 @@ class Ladders:
             features_off=rung.features_off,
             measured=Measured(kv_pool_bytes=config.engine.kv_pool_bytes, source="as configured") if native else Measured(),
         )
-        return inputs if self._known is None else calibrated(inputs, self._known)
+        known = self._known if self._known is None else self._known.on_cards(rung.tensor_parallel)
+        return inputs if known is None else calibrated(inputs, known)
 
     def _plan(self, rung: Rung) -> MemoryPlan:
         inputs = self._inputs(rung)

@@ -50,8 +50,8 @@ def on_restart(state: MachineState, event: ev.RestartRequested, now_s: float) ->
 
 def on_climb(state: MachineState, now_s: float) -> Step:
     """ladder.climb_after_s without a crash: one rung up, on probation until it is stable."""
-    if state.state is not EngineState.DEGRADED:
-        return state, ()
+    if state.state is not EngineState.DEGRADED or not state.history.rung:
+        return state, ()  # another configuration was loaded meanwhile: the next engine is on its rung 0 anyway
     climbed = state.history.climbed()
     waited = format_duration(now_s - state.since_s)
     sentence = (

@@ -19,6 +19,7 @@ from appliance.core.action import ActionKind
 from appliance.core.causes import Cause
 from appliance.core.states import ANSWERING, EngineState
 from appliance.planner.gpus import gpu_facts
+from appliance.planner.inputs import Measured
 from appliance.planner.ladder import FAMILIES
 from appliance.supervisor import events as ev
 from appliance.supervisor.history import Phase
@@ -115,6 +116,18 @@ def test_a_lost_card_is_gone_on_without(tmp_path: Path) -> None:
     story.cards = 2
     story.fails(Cause.KILLED_UNKNOWN)
     assert (story.rung, story.history.wants) == (left, None)
+
+
+def test_what_was_measured_on_two_cards_is_not_held_to_be_true_of_one(tmp_path: Path) -> None:
+    """Half of the weights were measured on each: the plan for one card counts with all of them."""
+    halves = Measured(round(22.9 * 2**30), round(8.9 * 2**30), round(0.37 * 2**30), round(0.5 * 2**30), source="its last start")
+    story = Story(article(tmp_path / "m", tensor_parallel=2), measured=halves, cards=2)
+    (alone,) = story.ladders.offers(story.rung, Cause.GPU_OFF_BUS) or ()
+    assert story.rung.plan is not None
+    assert alone.plan is not None
+    assert story.rung.plan.weight_bytes == halves.weight_bytes
+    assert alone.plan.weight_bytes == pytest.approx(17.8 * 2**30, rel=0.001)
+    assert alone.plan.fits
 
 
 def test_a_card_that_is_missing_at_the_start_finds_its_rung(tmp_path: Path) -> None:

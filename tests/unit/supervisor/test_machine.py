@@ -329,6 +329,14 @@ def test_a_climb_that_does_not_hold_goes_straight_back_and_waits_twice_as_long()
     assert ev.SetTimer(ev.Timer.CLIMB, 5, 7200.0) in drive.started().effects
 
 
+def test_there_is_no_climb_above_what_is_configured() -> None:
+    """Another configuration was loaded while a safer rung served: the next engine begins on its rung 0, and nothing climbs past that."""
+    drive = climbing().give(ev.SettingsChanged(MachineSettings(climb_after_s=3600.0), LADDER, anew=True))
+    assert drive.state.history.rung == 0
+    drive.give(ev.TimerFired(2, ev.Timer.CLIMB), after_s=3600.0)
+    assert (drive.state.state, drive.state.history.rung) == (State.DEGRADED, 0)
+
+
 def test_a_person_may_choose_the_rung() -> None:
     """`appliancectl restart --rung 0` goes back to what is configured, from serving and from PARKED."""
     drive = Drive().serving().crashed(Cause.CUDA_OOM_PREFILL).started().give(ev.RestartRequested("a person", rung=0))
