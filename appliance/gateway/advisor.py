@@ -80,7 +80,7 @@ class Advisor:
 def cards_of(cards: object) -> Iterator[CardUse]:
     """The last sample of each card that has one."""
     for card in cards if isinstance(cards, list) else []:
-        used, total = card.get("used_bytes"), card.get("total_bytes")
+        used, total = (card.get("used_bytes"), card.get("total_bytes")) if isinstance(card, dict) else (None, None)
         if isinstance(used, list) and used and isinstance(used[-1], int) and isinstance(total, int) and total > 0:
             yield CardUse(str(card.get("address")), used[-1], total)
 

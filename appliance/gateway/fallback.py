@@ -30,7 +30,7 @@ from appliance.gateway.upstream import CONNECT_TIMEOUT_S, Connection, LossKind, 
 T = TypeVar("T")
 log = logging.getLogger("gateway.fallback")
 
-TAKEN = frozenset({"engine_parked", "queue_full", "queue_timeout", "deadline_unmeetable"})
+TAKEN = frozenset({"engine_parked", "queue_full", "queue_timeout", "deadline_unmeetable", "memory_short"})
 """Codes of the refusals that send a request there."""
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"})
 CLIENT_S_OWN = frozenset({400, 404, 413, 422})

@@ -161,6 +161,7 @@ async def test_two_killers_of_one_length_have_the_length_refused(run_dir: Path) 
         first = await gateway.post(prompt(1, 17), "/v1/completions")
         second = await gateway.post(prompt(2, 17), "/v1/completions")
         await eventually(lambda: "exactly 17 tokens are refused from now on" in gateway.log.read_text(), "the length is learned")
+        await gateway.until(lambda status: status["standing"] == "open", "the next engine is there")
         generation = scripted.generation
         third = await gateway.post(prompt(3, 17), "/v1/completions")
         neighbours = [await gateway.post(prompt(3, length), "/v1/completions") for length in (16, 18)]

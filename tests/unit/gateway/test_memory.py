@@ -89,6 +89,8 @@ def test_what_applianced_says_is_read() -> None:
         {"address": "a", "total_bytes": TOTAL, "used_bytes": [1, 2]},
         {"address": "b", "total_bytes": TOTAL, "used_bytes": []},
         {"address": "c", "total_bytes": 0, "used_bytes": [3]},
+        {"address": "d", "total_bytes": TOTAL, "used_bytes": "3"},
+        "e",
     ]
     assert list(cards_of(cards)) == [CardUse("a", 2, TOTAL)]
     assert list(cards_of(None)) == []
