@@ -33,6 +33,7 @@ def launched(
     notes: tuple[str, ...] = (),
     runtime: str = "",
     spare: SpareSpec | None = None,
+    holder: SpareSpec | None = None,
 ) -> LaunchSpec:
     """The spec of the configured engine's command line."""
     return LaunchSpec(
@@ -46,6 +47,7 @@ def launched(
         engine=config.engine.backend,
         rung=rung,
         spare=spare,
+        holder=holder,
         notes=notes,
         runtime=runtime,
     )

@@ -18,7 +18,7 @@ from appliance.backends.wording import version_in_use, words_of
 from appliance.config.runtimes import launch_python, runtime_of
 from appliance.config.schema import Config
 from appliance.core.errors import ConfigError, ModelError
-from appliance.core.launch import EngineLimits, LaunchSpec, SpareSpec
+from appliance.core.launch import WEIGHTS_SOCKET, EngineLimits, LaunchSpec, SpareSpec
 from appliance.core.plan import Rung
 from appliance.core.units import format_bytes
 
@@ -64,6 +64,7 @@ class NativeBackend:
             raise ConfigError("the built-in engine is not set up on this machine", hint="make its environment: appliancectl setup")
         threads = engine.threads or len(os.sched_getaffinity(0))
         endpoint = unix_socket(run_dir, generation)
+        asks = ("--weight-holder", str(run_dir / WEIGHTS_SOCKET)) if engine.weight_holder else ()
         argv = (
             python, "-m", "appliance.engine",
             "--model", str(model),
@@ -76,17 +77,19 @@ class NativeBackend:
             "--prefill-fraction", str(engine.prefill_fraction),
             "--weights-dtype", engine.weights_dtype,
             "--max-body-bytes", str(config.gateway.max_body_bytes),
+            *asks,
             *engine.extra_args,
         )  # fmt: skip
         environment = engine_environment() | {"OMP_NUM_THREADS": str(threads)}
         # Of the settings it knows those that a rung never changes; it is told the others when it takes over.
-        waiting = (
-            python, "-m", "appliance.engine", "--spare", "--model", str(model), "--threads", str(threads),
-            "--weights-dtype", engine.weights_dtype,
+        loads = ("--model", str(model), "--threads", str(threads), "--weights-dtype", engine.weights_dtype)
+        waiting = (python, "-m", "appliance.engine", "--spare", *loads, *asks)
+        holding = (python, "-m", "appliance.engine.weight_holder", *loads)
+        spare, holder = (SpareSpec(words, environment, str(run_dir), _stamp(model)) for words in (waiting, holding))
+        return launched(
+            config, rung, run_dir, endpoint, argv, environment,
+            runtime=runtime_of(python), spare=spare if engine.warm_spare else None, holder=holder if engine.weight_holder else None,
         )  # fmt: skip
-        spare = SpareSpec(waiting, environment, str(run_dir), _stamp(model))
-        runtime = runtime_of(python)
-        return launched(config, rung, run_dir, endpoint, argv, environment, runtime=runtime, spare=spare if engine.warm_spare else None)
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:  # noqa: ARG002 - the protocol's
         """Two greedy tokens."""

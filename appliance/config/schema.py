@@ -123,6 +123,12 @@ class EngineTable:
         "Keep a second process of the built-in engine loaded and idle, to take over when the engine dies: the pause is under a second "
         "instead of several. It costs about 170 MiB of memory; the weights are shared.",
     )
+    weight_holder: bool = key(
+        False,
+        "Keep the weights of the built-in engine in the shared memory of a process of their own, checked before each life's first "
+        "request. It spares each start what it would have to convert: a checkpoint that is not stored as it is served, in a folder that "
+        "the engine may not write to. It costs about 150 MiB of memory, and memory for the weights.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from appliance.core.plan import Rung
 
+WEIGHTS_SOCKET = "weights.sock"
+"""In the run directory: where a weight holder is asked (docs/adr/0082-weight-holder.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -72,6 +75,7 @@ class LaunchSpec:
         engine: the backend's name, such as "native".
         rung: the setting the argv expresses.
         spare: what could become this life by being told argv; None: it can only be started.
+        holder: a process that may keep the weights, which this life asks for them; started as a spare is.
         notes: what the owner should know of this command line; a sentence each, logged at the start.
         runtime: name of the environment that it runs in, where that has one (appliance/config/runtimes.py).
         forensic: it is started with instruments, which leave what they catch in this folder: its stacks are asked for before it is ended,
@@ -88,6 +92,7 @@ class LaunchSpec:
     engine: str
     rung: Rung
     spare: SpareSpec | None = None
+    holder: SpareSpec | None = None
     notes: tuple[str, ...] = ()
     runtime: str = ""
     forensic: str = ""

@@ -65,6 +65,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help=f"of the weights in memory (default: {settings.weights_dtype})",
     )
     parser.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its first token")
+    parser.add_argument("--weight-holder", default="", metavar="SOCKET", help="of the process that holds the weights; they are checked")
     parser.add_argument("--fault", type=_fault, metavar="KIND@STEP", help=argparse.SUPPRESS)  # engine/faults.py; for tests
     return parser.parse_args(arguments)
 
@@ -108,6 +109,7 @@ def settings_of(arguments: argparse.Namespace) -> EngineSettings:
         device=arguments.device,
         weights_dtype=arguments.weights_dtype,
         swap_bytes=arguments.swap_bytes,
+        weight_holder=arguments.weight_holder,
         fault=arguments.fault,
     )
 
@@ -150,7 +152,7 @@ async def serve(arguments: argparse.Namespace, prepared: Prepared | None = None)
         text = prepared.text if prepared is not None else ModelText(settings.model_path)
         from appliance.engine.build import build_engine
 
-        return LoadedModel(build_engine(settings, prepared.decoder if prepared is not None else None), text)
+        return LoadedModel(build_engine(settings, prepared.usable_decoder() if prepared is not None else None), text)
 
     listener = listen(Endpoint(socket_path=arguments.socket, port=arguments.port))
     try:

@@ -141,6 +141,10 @@ def _on_host(
     from appliance.engine.runner import ModelRunner
     from appliance_kernels.sample.reference import tokens
 
+    if decoder is None and settings.weight_holder:
+        from appliance.engine.weight_holder_client import held_decoder
+
+        decoder, _ = held_decoder(settings.weight_holder, settings.model_path, settings.weights_dtype)
     if decoder is None:
         decoder = load_decoder(settings.model_path, weights_dtype=settings.weights_dtype)
     if isinstance(decoder, Int8Decoder):

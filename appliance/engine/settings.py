@@ -29,6 +29,7 @@ class EngineSettings:
         device: one of DEVICES; cuda is the first card that CUDA_VISIBLE_DEVICES leaves, and computes in float32.
         weights_dtype: one of WEIGHTS_DTYPES; int8 where machine and model allow it.
         swap_bytes: host memory for answers that gave way to older ones; beyond it they are computed again.
+        weight_holder: socket of the process that may hold the weights (weight_holder.py); empty: there is none.
         fault: for tests: a damage and the decode step at which it is done; see faults.py. None: none.
     """
 
@@ -45,6 +46,7 @@ class EngineSettings:
     device: str = "cpu"
     weights_dtype: str = "float32"
     swap_bytes: int = 64 * 1024**2
+    weight_holder: str = ""
     fault: tuple[str, int] | None = None
 
     @property

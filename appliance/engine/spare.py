@@ -36,6 +36,7 @@ from appliance.engine.threads import settle_openmp
 if TYPE_CHECKING:
     from appliance.engine.models.decoder import Decoder
     from appliance.engine.models.int8_decoder import Int8Decoder
+    from appliance.engine.weight_holder_client import HeldWeights
 
 MOST_COPIED_BYTES = 32 * 1024**2
 """A checkpoint that is stored in another type than it is computed in would lie in memory once more."""
@@ -50,11 +51,24 @@ log = logging.getLogger("appliance.engine.spare")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What an engine of this model folder need not do again; `decoder` is None where its weights have to be copied."""
+    """What an engine of this model folder need not do again; `decoder` is None where its weights have to be copied.
+
+    Attributes:
+        held: where its weights lie, if in a holder's memory.
+    """
 
     model_path: Path
     text: ModelText
     decoder: Decoder | Int8Decoder | None
+    held: HeldWeights | None = None
+
+    def usable_decoder(self) -> Decoder | Int8Decoder | None:
+        """What is held may have been written to since it was mapped, by whatever ended the last engine: it is checked again."""
+        if self.held is not None:
+            from appliance.engine.weight_holder_client import is_good
+
+            return self.decoder if is_good(self.held, self.model_path) else None
+        return self.decoder
 
 
 class Spare:
@@ -136,15 +150,20 @@ def prepare(settings: EngineSettings) -> Prepared:
     from appliance.engine.weights import WouldCopy
 
     decoder: Decoder | Int8Decoder | None = None
+    held: HeldWeights | None = None
+    if settings.weight_holder:
+        from appliance.engine.weight_holder_client import held_decoder
+
+        decoder, held = held_decoder(settings.weight_holder, settings.model_path, settings.weights_dtype)
     try:
-        decoder = load_decoder(settings.model_path, MOST_COPIED_BYTES, settings.weights_dtype)
+        decoder = decoder or load_decoder(settings.model_path, MOST_COPIED_BYTES, settings.weights_dtype)
         warm_up(decoder, settings)
     except WouldCopy as reason:
         log.info("The weights are left for the engine to load: %s.", reason)
     gc.collect()
     gc.freeze()
     ctypes.CDLL(None).malloc_trim(0)
-    return Prepared(settings.model_path, text, decoder)
+    return Prepared(settings.model_path, text, decoder, held)
 
 
 def warm_up(decoder: Decoder | Int8Decoder, settings: EngineSettings) -> None:

@@ -18,7 +18,7 @@ from appliance.core.action import Action, ActionKind
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation, Confidence, Diagnosis, Role
 from appliance.core.errors import ApplianceError, ModelError
-from appliance.core.evidence import Source
+from appliance.core.evidence import Evidence, Source
 from appliance.core.incident import Incident
 from appliance.core.launch import LaunchSpec
 from appliance.gpu.lost_cards import card_named_in
@@ -163,6 +163,13 @@ class Casework:
         if self.last_incident is not None and self.last_incident["incident_id"] == incident:
             self.last_incident |= {"recovered_s": recovered_s}
         log.info("serving again", incident=incident, recovered_s=round(recovered_s, 3))
+
+    def refused(self, why: str, state: MachineState) -> None:
+        """Held weights that an engine would not serve from are evidence for the crash before, which may have written there."""
+        self._store.note("weights refused", why)
+        if state.recovering is not None:
+            found = Evidence(Source.PROBE, f"the weight holder's memory was refused: {why}", time.time(), data={"kind": "weights"})
+            self._store.add_evidence(state.recovering[0], (found,))
 
     def _cards_left(self, diagnosis: Diagnosis) -> int | None:
         """How many cards can still be used, the one that this verdict is about left out. None: it does not say which one that is."""

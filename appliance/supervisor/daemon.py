@@ -53,6 +53,7 @@ from appliance.supervisor.sensors import sensors_of
 from appliance.supervisor.settings import MachineSettings, fingerprint
 from appliance.supervisor.spare_keeper import SpareKeeper, Wish
 from appliance.supervisor.timers import Timers
+from appliance.supervisor.weight_keeper import WeightKeeper
 
 TURN_S = 1.0
 """A turn is completed at least so often, for the watchdog."""
@@ -103,6 +104,7 @@ class Supervisor:
         self.board = PublicationBoard(publication_of(self.state))
         self._groups = Groups(delegation, adopts_orphans=adopts_orphans)
         self.spares = SpareKeeper(self._wish, self._groups.of_spare, self.start_task)
+        self.weights = WeightKeeper(run_dir.path, self._groups.of_holder, self.start_task, lambda it: self.casework.refused(it, self.state))
         self._events: deque[tuple[ev.Event, asyncio.Future[MachineState] | None]] = deque()
         self._woken = asyncio.Event()
         self._timers = Timers(self.post)
@@ -248,6 +250,7 @@ class Supervisor:
         match effect:
             case ev.RecordIncident():
                 self.casework.record(effect, self._lines, self.model_name)
+                self.weights.judged(effect.diagnosis.cause, effect.action.kind)
                 self._examine(effect.incident_id)
             case ev.RecordRecovery(incident_id=incident, recovered_s=recovered_s):
                 self.casework.recovered(incident, recovered_s)
@@ -309,12 +312,11 @@ class Supervisor:
         place = self.cards.first_uuid if self.state.uses_gpu else CPU
         self.budget.begin_life(self.config, place, self.gpu.card(place), effect.spec.rung.tensor_parallel)
         self.desk.add_launch(launch_facts(self.config, effect.spec))
-        life = EngineLife(effect.generation, effect.spec, self._around)
-        self.life = life
-        probes = probe_settings(self.config, self.backend)
-        ring = LogRing(self.config.diagnosis.log_ring_lines)
+        self.life = life = EngineLife(effect.generation, effect.spec, self._around)
         limits_told = self.backend.limits(self.config, effect.spec.rung)
-        life.begin(lambda: self._groups.of_life(effect.generation), ring, probes, limits_told, self.spares.take(effect.spec))
+        self.weights.begin_life(effect.spec.holder, spare := self.spares.take(effect.spec))
+        probes, ring = probe_settings(self.config, self.backend), LogRing(self.config.diagnosis.log_ring_lines)
+        life.begin(lambda: self._groups.of_life(effect.generation), ring, probes, limits_told, spare)
 
     def _prove(self, life: EngineLife) -> None:
         limits = self.state.limits or self.backend.limits(self.config, life.spec.rung)
@@ -348,7 +350,7 @@ class Supervisor:
         problems = {"kernel_log": self.kernel_log.problem, "incidents": self.store.problem}
         if self.state.uses_gpu:
             problems["nvml"] = self.gpu.nvml_problem
-        others = {"warm_spare": self.spares.sensor, "forensics": self.bench.sensor}
+        others = {"warm_spare": self.spares.sensor, "forensics": self.bench.sensor, **self.weights.sensors}
         return sensors_of(problems, self.cards, self.gpu.words, delegated=self.delegation is not None) | others
 
     def reload(self, config: Config) -> tuple[Change, ...]:
@@ -381,7 +383,7 @@ class Supervisor:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.spares.close()
+        await asyncio.gather(self.spares.close(), self.weights.close())
         await self.gpu.close()
         self._finish_life()
         self.run_dir.remove_engine_sockets()

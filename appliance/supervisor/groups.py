@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -240,6 +241,10 @@ class Delegation:
         """A new cgroup for one spare, which it keeps when it becomes an engine. Raises OSError."""
         return CgroupGroup(self._path / f"spare-{number}")
 
+    def holder_group(self, number: int) -> CgroupGroup:
+        """A new cgroup for one weight holder. Raises OSError."""
+        return CgroupGroup(self._path / f"weights-{number}")
+
     def _settle(self) -> Delegation:
         self._clear_left_behind()
         leaf = self._path / self.LEAF
@@ -252,7 +257,7 @@ class Delegation:
 
     def _clear_left_behind(self) -> None:
         """Of an applianced that was killed: nobody of its engines may live on beside ours, and empty cgroups are not to pile up."""
-        for path in (*self._path.glob("engine-*"), *self._path.glob("spare-*")):
+        for path in (path for kind in ("engine", "spare", "weights") for path in self._path.glob(f"{kind}-*")):
             with contextlib.suppress(OSError):
                 (path / "cgroup.kill").write_text("1")
             with contextlib.suppress(OSError):  # still being emptied: the next applianced sees it again
@@ -276,9 +281,16 @@ class Groups:
 
     def of_spare(self, number: int) -> Group:
         """For one spare."""
+        return self._beside(number, Delegation.spare_group)
+
+    def of_holder(self, number: int) -> Group:
+        """For one weight holder."""
+        return self._beside(number, Delegation.holder_group)
+
+    def _beside(self, number: int, cgroup: Callable[[Delegation, int], CgroupGroup]) -> Group:
         if self._delegation is not None:
             with contextlib.suppress(OSError):
-                return self._delegation.spare_group(number)
+                return cgroup(self._delegation, number)
         return SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders, is_spare=True)
 
 

@@ -59,19 +59,20 @@ class Packed:
     """Owns the memory.
 
     Attributes:
+        memory: all matrices, as bytes.
         total_bytes: of all matrices.
         mapped: from a file, shared with whoever else maps it.
     """
 
     def __init__(self, memory: Tensor, places: dict[str, _Place], mapped: bool) -> None:
-        self._memory = memory
+        self.memory = memory
         self._places = places
         self.mapped = mapped
         self.total_bytes = memory.shape[0]
 
     def matrix(self, name: str) -> Matrix:
         """The structure, without a bias; valid as long as this lives."""
-        place, base = self._places[name], self._memory.data_ptr()
+        place, base = self._places[name], self.memory.data_ptr()
         return Matrix(base + place.packed_at, base + place.scales_at, None, place.rows, place.columns)
 
 
@@ -99,6 +100,16 @@ def load_packed(folder: Path, config: DecoderConfig, weights: ModelWeights, may_
         return Packed(memory, places, mapped=False)
     found = _map(file, header, size)
     return Packed(memory, places, mapped=False) if found is None else Packed(found, places, mapped=True)
+
+
+def packed_bytes(config: DecoderConfig) -> int:
+    """What all matrices take."""
+    return next(reversed(_places(config).values())).end
+
+
+def packed_over(memory: Tensor, config: DecoderConfig) -> Packed:
+    """Over what somebody else has made of the same configuration, in this FORMAT, and keeps in memory that is shared."""
+    return Packed(memory, _places(config), mapped=True)
 
 
 def _places(config: DecoderConfig) -> dict[str, _Place]:
