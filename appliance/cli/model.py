@@ -15,7 +15,7 @@ from appliance.cli import hub, owner
 from appliance.cli.models import MODELS
 from appliance.cli.place import Place
 from appliance.cli.printing import bold, faint, good, say, say_json
-from appliance.cli.setup import bring_demo, state_dir_of
+from appliance.cli.setup import bring_demo, shown_state_dir, state_dir_of
 from appliance.cli.verbs import VerbGroup
 from appliance.core.errors import ApplianceError, ExitCode, ModelError
 from appliance.core.plan import ModelFacts
@@ -164,7 +164,7 @@ def list_(place: Place, as_json: bool) -> None:
     Example:
       appliancectl model list
     """
-    models = state_dir_of(place) / MODELS
+    models = shown_state_dir(place) / MODELS
     configured = place.load().config.model.path
     rows = [_row(folder, configured) for folder in _all(models)]
     if as_json:

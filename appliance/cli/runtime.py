@@ -11,7 +11,7 @@ import click
 from appliance.cli import owner, recipes, runtimes
 from appliance.cli.place import Place
 from appliance.cli.printing import bold, faint, good, say, say_json
-from appliance.cli.setup import state_dir_of
+from appliance.cli.setup import shown_state_dir, state_dir_of
 from appliance.cli.verbs import VerbGroup
 from appliance.compatibility import Card, Host, capability_of, driver_of, this_host
 from appliance.config.runtimes import RUNTIMES, current_runtime, engine_of, put_in_force
@@ -79,7 +79,7 @@ def list_(place: Place, as_json: bool) -> None:
     Example:
       appliancectl runtime list
     """
-    state_dir = state_dir_of(place)
+    state_dir = shown_state_dir(place)
     rows = [_row(folder, state_dir) for folder in _all(state_dir)]
     if as_json:
         say_json({"runtimes": rows})

@@ -12,13 +12,14 @@ from pathlib import Path
 import click
 
 from appliance.cli import owner, pip_runs, recipes, runtimes, setup_config, setup_plan
+from appliance.cli.checks.machine import barrier_of
 from appliance.cli.models import DEMO_MODEL, MODELS, model_folder
 from appliance.cli.place import CONTROL_SOCKET, SYSTEM_RUN_DIR, SYSTEM_STATE_DIR, Place, own_state_dir
 from appliance.cli.printing import bold, good, say
 from appliance.cli.verbs import Verb
 from appliance.config.load import DEFAULT_PATH
 from appliance.config.runtimes import engine_is_here, launch_python, with_runtime
-from appliance.core.errors import ApplianceError, ExitCode
+from appliance.core.errors import ApplianceError, ExitCode, NotPermitted
 from appliance.orphans import ends_with_us
 
 _FOLDER = click.Path(path_type=Path, file_okay=False, resolve_path=True)
@@ -170,3 +171,17 @@ def state_dir_of(place: Place) -> Path:
     if place.state_dir is not None:
         return place.state_dir
     return SYSTEM_STATE_DIR if os.access(SYSTEM_STATE_DIR, os.W_OK) else own_state_dir()
+
+
+def shown_state_dir(place: Place) -> Path:
+    """To look into: also the box's that others write, where this user has none of its own.
+
+    Raises:
+        NotPermitted: that one is closed to this user. It is not called empty.
+    """
+    folder = state_dir_of(place)
+    if place.state_dir is not None or folder.exists() or not SYSTEM_STATE_DIR.exists():
+        return folder
+    if (barrier := barrier_of(SYSTEM_STATE_DIR)) is not None:
+        raise NotPermitted(f"this user may not look into {barrier}", hint="run as root or join the group llm-appliance")
+    return SYSTEM_STATE_DIR

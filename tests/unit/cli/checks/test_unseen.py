@@ -18,8 +18,9 @@ from appliance.cli.checks.machine import Finding, Level, barrier_of
 from appliance.cli.models import model_folder
 from appliance.cli.place import Place
 from appliance.cli.plan_facts import find_model_path
+from appliance.cli.setup import shown_state_dir
 from appliance.config import Config, load_config
-from appliance.core.errors import ModelError
+from appliance.core.errors import ModelError, NotPermitted
 
 NOBODY = 65534
 
@@ -130,6 +131,23 @@ def test_plan_refuses_a_model_that_it_may_not_read_and_still_knows_the_well_know
 
     assert f"may not look into {closed}" in as_anybody(lambda: found(str(closed / "models" / "mine")))
     assert as_anybody(lambda: found("qwen3-14b")) == "qwen3-14b"
+
+
+@pytest.mark.parametrize("shown", [True, False], ids=["in the group", "not in it"])
+def test_lists_of_a_box_are_not_called_empty_by_who_may_not_write_there(closed: Path, monkeypatch: pytest.MonkeyPatch, shown: bool) -> None:
+    """`model list` and `runtime list` of somebody without an appliance of its own are about the box's, or refused."""
+    monkeypatch.setattr("appliance.cli.setup.SYSTEM_STATE_DIR", closed)
+    monkeypatch.setenv("XDG_STATE_HOME", str(closed.parent / "none"))
+    closed.chmod(0o755 if shown else 0)
+
+    def found() -> str:
+        try:
+            return str(shown_state_dir(Place()))
+        except NotPermitted as error:
+            return f"{error.message}; {error.hint}"
+
+    told = as_anybody(found)
+    assert told == str(closed) if shown else f"may not look into {closed}; run as root or join the group" in told
 
 
 def test_run_refuses_a_model_that_it_may_not_read(closed: Path) -> None:
