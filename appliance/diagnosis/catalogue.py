@@ -33,7 +33,9 @@ class Catalogue:
         self._fatal = Literals(pattern for pattern in self.patterns if pattern.fatal and Source.ENGINE_LOG in pattern.sources)
 
         noted = (pattern for pattern in self.patterns if not pattern.frequent and not pattern.sources.isdisjoint(LOGS))
-        self._noted = any_of({literal for pattern in noted for literal in pattern.literals})
+        self.noted = tuple(sorted({literal for pattern in noted for literal in pattern.literals}))
+        """The literals of all that is not `frequent`."""
+        self._noted = any_of(self.noted)
 
     def may_note(self, text: str) -> bool:
         """False: no pattern that is not `frequent` matches this line of any log."""

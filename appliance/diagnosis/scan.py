@@ -28,6 +28,8 @@ MANY, MILD_MANY = 2000, 100
 """Lines of one shape that are kept: of note, and harmless."""
 MOST_SHAPES = 100_000
 """Shapes remembered; a log with more of them is judged anew from there."""
+LEARNT_FROM = 32
+"""New lines of a chunk from which such beginnings are learnt."""
 MOST_HEADS = 4
 """Lengths of what clients' texts follow that are looked for."""
 
@@ -51,7 +53,7 @@ class Sieve:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._cues = Cues(_words_of(catalogue))
+        self._cues = Cues(_words_of(catalogue), catalogue.noted)
         self._dull: set[bytes] = set()
         self._notable: dict[bytes, _Notable] = {}
         self._spent: dict[bytes, _Notable] = {}
@@ -118,7 +120,7 @@ class Sieve:
             note = self._note(lines[row]) if index in suspects else None
             if note is not None:
                 self._notable[shapes[row]] = _Notable(is_wide=note)
-            elif len(shapes[row]) < JUDGED_HEAD and not (index in suspects and self._learns(lines[row])):
+            elif len(shapes[row]) < JUDGED_HEAD and not (index < LEARNT_FROM and self._learns(lines[row])):
                 self._dull.add(shapes[row])
 
     def _learns(self, line: bytes) -> bool:

@@ -11,8 +11,10 @@ import pytest
 
 from appliance.core.causes import Cause
 from appliance.diagnosis import diagnose, load_catalogue, read_evidence
+from appliance.diagnosis.catalogue import LOGS
 from appliance.diagnosis.cues import WORDS, Cues
 from appliance.diagnosis.scan import MANY, Sieve
+from tests.unit.diagnosis.corpus_cases import CORPUS, load
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {n}.00 MiB. GPU 0 has a total capacity of 23.56 GiB of which 5.19 MiB is free."
 TRAFFIC = 'INFO:     10.0.0.{n}:40112 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
@@ -40,6 +42,23 @@ def test_many_words_that_tell_are_found_as_few_are() -> None:
     assert Cues().rows(lines) >= {row for row in range(len(lines)) if row % 2}
 
 
+@pytest.mark.parametrize("at_once", [12, 100_000])
+def test_the_quick_way_finds_every_line_that_the_slow_one_does(at_once: int) -> None:
+    """Of all lines of all worked cases: whatever a pattern notes has a word and a literal, a few lines at a time or all together."""
+    cases = [*load(CORPUS), *load(CORPUS / "variants"), *load(CORPUS / "exam")]
+    lines = sorted({line for case in cases for text in case.raw.values() if isinstance(text, str) for line in text.split("\n")})
+    catalogue = load_catalogue()
+    cues = Cues(literals=catalogue.noted)
+    missed = []
+    for start in range(0, len(lines), at_once):
+        part = lines[start : start + at_once]
+        rows = cues.rows([line.encode() for line in part])
+        missed += [line for row, line in enumerate(part) if row not in rows and catalogue.may_note(line)]
+    assert len(lines) > 5000
+    noted = [line for line in missed if any(not p.frequent for source in LOGS for p, _fields in catalogue.matches(line, source))]
+    assert noted == []
+
+
 def test_a_storm_is_kept_as_such_and_what_comes_after_it_too() -> None:
     """Of a line that is there 30,000 times MANY are kept; another one in the middle, and the log's end, are all there."""
     storm = [OOM.format(n=number) for number in range(30_000)]
@@ -50,6 +69,23 @@ def test_a_storm_is_kept_as_such_and_what_comes_after_it_too() -> None:
     assert 15_001 in numbers
     assert set(range(29_900, 30_001)) <= numbers
     assert kept == sorted(kept, key=lambda item: item.line)
+
+
+def test_a_long_journal_keeps_what_systemd_and_the_kernel_say() -> None:
+    """A file of the whole journal, larger than what is read whole: the reboot and the unit's end are in it, not the engine's words alone."""
+    stamp = "Apr 14 16:23:21 box"
+    lines = [f"{stamp} vllm[5]: {line}" for line in prose(6000)]
+    told = {
+        2000: f"{stamp} systemd[1]: vllm.service: Main process exited, code=dumped, status=6/ABRT",
+        3000: "-- Reboot --",
+        4000: f"{stamp} systemd[1]: Started vllm.service - vLLM.",
+        5000: f"{stamp} kernel: AMD-Vi: Event logged [IO_PAGE_FAULT device=09:00.0 domain=0x000e address=0xfffffffdf8000000 flags=0x0008]",
+    }
+    for number, line in told.items():
+        lines[number - 1] = line
+    text = "\n".join(lines)
+    assert len(text) > 600_000
+    assert set(told) <= {item.line for item in read_evidence(text)}
 
 
 def test_the_last_fault_after_a_storm_of_its_like_is_the_one_that_is_judged() -> None:
