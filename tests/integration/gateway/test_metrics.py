@@ -130,6 +130,32 @@ def test_every_number_is_documented_and_every_documented_number_is_there(page: s
     assert any(name.startswith("appliance_gateway_process_") for name in served)
 
 
+def documented_rows() -> Iterator[tuple[str, str, set[str]]]:
+    """Name, type and labels of every number of docs/metrics.md. A row may have several names, of one type or of one each."""
+    for line in (ROOT / "docs/metrics.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) < 4 or not cells[0].startswith("`appliance_") or "*" in cells[0]:
+            continue
+        names, kinds = NAME.findall(cells[0]), cells[1].split(", ")
+        for name, kind in zip(names, kinds * len(names) if len(kinds) == 1 else kinds, strict=False):
+            yield name, kind, set(re.findall(r"`(\w+)`", cells[2]))
+
+
+def test_types_and_labels_are_those_of_the_documentation(page: str) -> None:
+    """What a number counts and what it is told apart by: of every number, where it has a value."""
+    types = {line.split()[2]: line.split()[3] for line in page.splitlines() if line.startswith("# TYPE ")}
+    labels: dict[str, set[str]] = {}
+    for line in page.splitlines():
+        sample = re.match(r"(appliance_\w+)(?:\{(.*)\})? ", line)
+        if sample is not None:
+            name = sample[1] if sample[1] in types else re.sub(r"_(?:bucket|sum|count|created)$", "", sample[1])
+            labels.setdefault(name, set()).update(set(re.findall(r'(\w+)="', sample[2] or "")) - {"le"})
+    rows = list(documented_rows())
+    assert len(rows) > 50
+    assert {name: types.get(name) for name, kind, _ in rows if types.get(name) != kind} == {}
+    assert {name: (labels[name], said) for name, _, said in rows if name in labels and labels[name] != said} == {}
+
+
 def test_dashboard_and_alerts_ask_for_numbers_that_are_there(page: str) -> None:
     """A panel of a series that nobody serves shows nothing, for ever."""
     series = {re.split(r"[{ ]", line)[0] for line in page.splitlines() if line and not line.startswith("#")}
