@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
+from types import SimpleNamespace
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from appliance.core.causes import Cause
@@ -20,7 +23,9 @@ OFFSETS = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])
 OTHERS = (make_rung(7, mem_fraction=0.8), make_rung(8, mem_fraction=0.7, tensor_parallel=2))
 OFFERS = st.sampled_from([None, None, (), TWO_CARDS[2:4], OTHERS])
 """Rungs that were worked out for a failure, whatever numbers they have."""
+JITTER = st.sampled_from([0.0, 0.5, 0.999])
 RUNTIMES = st.sampled_from(["", "native-1", "native-2"])
+QUIET = settings(max_examples=500, database=None, derandomize=True, deadline=None)
 
 
 def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
@@ -29,16 +34,18 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
         case ev.Planned:
             return ev.Planned(generation + 1, replace(make_spec(generation + 1), runtime=data.draw(RUNTIMES)))
         case ev.PlanFailed:
-            return ev.PlanFailed(generation + 1, make_diagnosis(Cause.MODEL_MISSING), "inc")
+            return ev.PlanFailed(generation + 1, make_diagnosis(data.draw(st.sampled_from(Cause))), "inc")
         case ev.EngineReady:
             return ev.EngineReady(generation, LIMITS)
         case ev.Progress:
             return ev.Progress(generation, *data.draw(st.tuples(st.integers(0, 1), st.integers(0, 1))))
         case ev.Diagnosed:
-            cards_left = data.draw(st.sampled_from([None, 0, 1, 2]))
-            return ev.Diagnosed(generation, make_diagnosis(data.draw(st.sampled_from(Cause))), "inc", 0.5, cards_left, data.draw(OFFERS))
+            verdict, cards_left = make_diagnosis(data.draw(st.sampled_from(Cause))), data.draw(st.sampled_from([None, 0, 1, 2]))
+            return ev.Diagnosed(generation, verdict, "inc", data.draw(JITTER), cards_left, data.draw(OFFERS))
         case ev.TimerFired:
             return ev.TimerFired(generation, data.draw(st.sampled_from(ev.Timer)))
+        case ev.HangDetected:
+            return ev.HangDetected(generation, "x", stopped=data.draw(st.booleans()))
         case ev.StopRequested:
             return ev.StopRequested("x", immediately=data.draw(st.booleans()))
         case ev.SettingsChanged:
@@ -61,6 +68,38 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
             return kind("x")
     event: ev.Event = kind(generation, "x")
     return event
+
+
+SENTENCES = {"generation", "text", "reason", "note", "incident_id"}
+"""Fields that nothing is decided by, and the life, which the tests choose."""
+ALIKE = {(ev.EngineReady, "limits"), (ev.WorstCaseBegun, "prompt_tokens")}
+"""Told to clients and to the owner as they are."""
+FIELDS = [
+    (kind, field.name)
+    for kind in ev.Event.__args__
+    for field in dataclasses.fields(kind)
+    if field.name not in SENTENCES and (kind, field.name) not in ALIKE
+]
+
+
+@st.composite
+def events_of(draw: st.DrawFn, kind: type) -> ev.Event:
+    """As the tests below get them."""
+    return build(kind, 1, SimpleNamespace(draw=draw))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ev.Event.__args__, ids=lambda kind: kind.__name__)
+def test_every_kind_of_event_is_among_them(kind: type) -> None:
+    """A new one is not forgotten here: it can be built, as what it is."""
+    assert kind in KINDS + RARE
+    assert type(find(events_of(kind), lambda _event: True, settings=QUIET)) is kind
+
+
+@pytest.mark.parametrize(("kind", "field"), FIELDS, ids=lambda part: getattr(part, "__name__", part))
+def test_whatever_is_decided_by_is_drawn(kind: type, field: str) -> None:
+    """Each field of each event has at least two values in these tests."""
+    first = find(events_of(kind), lambda _event: True, settings=QUIET)
+    find(events_of(kind), lambda event: getattr(event, field) != getattr(first, field), settings=QUIET)
 
 
 KINDS = [kind for kind in ev.Event.__args__ if kind is not ev.StopRequested]
