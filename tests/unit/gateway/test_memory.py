@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from appliance.core.errors import Unreachable
+from appliance.core.launch import Endpoint
+from appliance.core.publication import Publication
+from appliance.core.states import EngineState
 from appliance.core.units import GIB, MIB
-from appliance.gateway.advisor import cards_of, plan_of
+from appliance.gateway.advisor import Advisor, cards_of, plan_of
+from appliance.gateway.gate import Gate
 from appliance.gateway.memory import LONG_TOKENS, CardUse, Memory, PrefillPlan
 
 TOTAL = 24 * GIB
@@ -96,3 +101,35 @@ def test_what_applianced_says_is_read() -> None:
     assert list(cards_of(None)) == []
     rung = {"prefill_chunk_tokens": 512, "plan": {"headroom_bytes": 7, "activation_peak_bytes": 5}}
     assert plan_of(rung) == PrefillPlan(7, 5, 512)
+
+
+class Oracle:
+    """applianced of another version, or one that is out of its mind: each question gets the next answer."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = list(answers)
+
+    async def ask(self, _verb: str, **_: object) -> object:
+        """The control socket's client."""
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def test_whatever_applianced_says_the_gateway_goes_on() -> None:
+    """Nothing of it may end the task: the gateway ends with it."""
+    gate = Gate(lambda: None)
+    gate.publish(Publication(EngineState.SERVING, 1, Endpoint(port=1), None, "serving", None))
+    told: list[object] = []
+    answers = [{"generation": 7}, {}, {"generation": 1, "rung": 3, "fused_lengths": 5}, {"cards": 5}, Unreachable("away")]
+    memory, oracle = Memory(0.98), Oracle(*answers, {"cards": [3, {"used_bytes": [TOTAL], "total_bytes": TOTAL}]})
+    advisor = Advisor(oracle, gate, memory, told.append, lambda: None)  # type: ignore[arg-type]
+    for _ in range(2):
+        await advisor._ask(1, new=True)
+    with pytest.raises(Unreachable):
+        await advisor._ask(1, new=False)
+    await advisor._ask(1, new=False)
+    assert told == [None, 5]
+    assert memory.over
+    gate.stop()
