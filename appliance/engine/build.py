@@ -101,7 +101,6 @@ def load_parts(settings: EngineSettings, decoder: Decoder | Int8Decoder | None =
     from appliance.engine.block_pool import PoolGeometry
     from appliance.engine.kv_cache import bytes_per_token
     from appliance.engine.models.registry import read_config
-    from appliance.engine.runner import ModelRunner
     from appliance.engine.scheduler import Scheduler
     from appliance.engine.weights import read_config_json
 
@@ -127,7 +126,7 @@ def load_parts(settings: EngineSettings, decoder: Decoder | Int8Decoder | None =
         geometry.decode_tokens,
         geometry.block_tokens,
     )
-    swap = runner if isinstance(runner, ModelRunner) and settings.swap_bytes else None
+    swap = runner if settings.swap_bytes else None
     scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens, settings.prefix_cache, swap)
     return EngineParts(runner, scheduler, limits, threads, choose_tokens)
 
@@ -165,7 +164,7 @@ def _on_card(settings: EngineSettings, config: DecoderConfig, geometry: PoolGeom
     log.info("Load weight begin. model=%s device=%s", settings.model_path, card.device)
     started_s = time.monotonic()
     weights = ModelWeights(settings.model_path)
-    runner, pool = build_on_card(card, config, weights, geometry)
+    runner, pool = build_on_card(card, config, weights, geometry, settings.swap_bytes)
     log.info("Load weight end. bytes=%d elapsed=%.2f s", weights.served_bytes, time.monotonic() - started_s)
     return runner, pool, card.tokens
 

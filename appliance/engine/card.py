@@ -50,8 +50,10 @@ class OnCardWeights:
         return self.weights.stacked(names, rows, columns).to(self.device)
 
 
-def build_on_card(card: OnCard, config: DecoderConfig, weights: Weights, geometry: PoolGeometry) -> tuple[CardRunner, BlockPool]:
-    """Weights, pool and cache in the card's memory.
+def build_on_card(
+    card: OnCard, config: DecoderConfig, weights: Weights, geometry: PoolGeometry, swap_bytes: int = 0
+) -> tuple[CardRunner, BlockPool]:
+    """Weights, pool and cache in the card's memory; answers are set aside in the host's.
 
     Raises:
         ModelError: a tensor is missing or has another shape than the configuration says.
@@ -60,7 +62,7 @@ def build_on_card(card: OnCard, config: DecoderConfig, weights: Weights, geometr
     try:
         decoder = Decoder(config, OnCardWeights(weights, card.device), card)
         pool = BlockPool(geometry, card.take_step, card.device)
-        return CardRunner(decoder, pool, card), pool
+        return CardRunner(decoder, pool, card, swap_bytes), pool
     except torch.OutOfMemoryError as error:
         raise BudgetError(
             f"weights and KV pool do not fit the card: {error}", hint="lower [engine] kv_pool_bytes, or take a smaller model"

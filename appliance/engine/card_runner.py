@@ -19,6 +19,7 @@ from appliance.engine.models.decoder import Decoder
 from appliance.engine.models.linear import padded_rows
 from appliance.engine.scheduler import BlockMoves, Chunk
 from appliance.engine.sequence import Sequence
+from appliance.engine.swap import SwapSpace
 from appliance_kernels.kv_write.reference import Guard, Violation, checked_tables, plan_blocks
 from appliance_kernels.on_card import Attend, Cache, OnCard, Piece, Reader, Write
 from appliance_kernels.tiles import CacheShape
@@ -31,13 +32,14 @@ class CardFailed(Exception):
 class CardRunner:
     """Owns the decoder and the cache's memory, both on the card; what loop.py asks of a ModelRunner."""
 
-    def __init__(self, decoder: Decoder, pool: BlockPool, card: OnCard) -> None:
-        """The cache is allocated here."""
+    def __init__(self, decoder: Decoder, pool: BlockPool, card: OnCard, swap_bytes: int = 0) -> None:
+        """The cache is allocated here; so much of it can be set aside in the host's memory."""
         config, geometry = decoder.config, pool.geometry
         self._decoder = decoder
         self._card = card
         self._geometry = geometry
         self._memory = KvCache(config, geometry, card.device)
+        self._swap = SwapSpace(self._memory, swap_bytes)
         self._violations = card.violations()
         self._guards = {region: Guard(pool.words, pool.owners, *geometry.bounds(region)) for region in Region}
         self._whole = Guard(pool.words, pool.owners, 0, geometry.end_block)
@@ -78,6 +80,18 @@ class CardRunner:
             self._memory.scrub(self._place(blocks)[kept])
         if moves.copies:
             self._copy(moves.copies, Region.DECODE)
+        for owner, targets in moves.restores:
+            kept = plan_blocks(targets, [owner] * len(targets), self._guards[Region.DECODE], self._violations)
+            self._swap.restore(owner, self._place(targets)[kept], kept)
+
+    def save(self, owner: int, blocks: Several[int]) -> bool:
+        """Set aside what these blocks hold, for `apply` to bring back. False: no room, or not its blocks."""
+        (readable,) = self._readable([blocks], [owner])
+        return list(readable) == list(blocks) and self._swap.save(owner, blocks)
+
+    def drop(self, owner: int) -> None:
+        """What was set aside is not wanted any more."""
+        self._swap.drop(owner)
 
     def promote(self, copies: Several[tuple[int, int, int]]) -> bool:
         """(from, to, owner): blocks of finished answers into the prompts' region. False: one of them was refused."""
@@ -87,7 +101,7 @@ class CardRunner:
     def _copy(self, copies: Several[tuple[int, int, int]], region: Region) -> None:
         """(from, to, owner), in all layers, into this region."""
         sources, targets, owners = zip(*copies, strict=True)
-        readable = checked_tables([[source] for source in sources], owners, self._whole, self._geometry.null_block, self._violations)
+        readable = self._readable([[source] for source in sources], owners)
         kept = plan_blocks(targets, owners, self._guards[region], self._violations)
         self._memory.copy(self._place([source for (source,) in readable])[kept], self._place(targets)[kept])
 
@@ -160,6 +174,9 @@ class CardRunner:
         block_tokens = self._geometry.block_tokens
         slots = [reader.table[position // block_tokens] * block_tokens + position % block_tokens for reader, position in places]
         return self._card.plan_write(slots, [reader.owner for reader, _ in places], self._guards[region], self._cache)
+
+    def _readable(self, tables: Several[Several[int]], owners: Several[int]) -> Several[Several[int]]:
+        return checked_tables(tables, owners, self._whole, self._geometry.null_block, self._violations)
 
     def _reader(self, sequence: Sequence) -> Reader:
         table = sequence.table(self._geometry.block_tokens)

@@ -147,7 +147,7 @@ def plan_blocks(blocks: Sequence[int], owners: Sequence[int], guard: Guard, viol
     Returns:
         [n], int64, into `blocks`.
     """
-    wanted, writers = torch.tensor(blocks, dtype=torch.int64), torch.tensor(owners, dtype=torch.int64)
+    wanted, writers = (torch.tensor(numbers, dtype=torch.int64).to(guard.words.device) for numbers in (blocks, owners))
     reasons = guard.judge(wanted, writers)
     bad = reasons.nonzero().view(-1)
     if bad.numel():
@@ -161,6 +161,7 @@ def checked_tables(
     """The same tables, with the null block where a reader has no business: what is computed there is told to be thrown away."""
     flat = torch.tensor([block for table in tables for block in table], dtype=torch.int64)
     readers = torch.repeat_interleave(torch.tensor(owners), torch.tensor([len(table) for table in tables]))
+    flat, readers = flat.to(guard.words.device), readers.to(guard.words.device)
     good = guard.readable(flat, readers)
     if good.all():
         return tables

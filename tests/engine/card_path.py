@@ -1,11 +1,12 @@
 """The engine's path for cards beside the CPU's, as JSON: `python tests/engine/card_path.py MODEL_DIR (interpreter | cuda) [damaged]`.
 
-`interpreter`: every operation is its Triton kernel in Triton's interpreter, on tensors in the host's memory. A process of its own: the
-interpreter is chosen when a kernel's module is imported.
+`interpreter`: every operation is its Triton kernel in Triton's interpreter, on a pretended card (pretend_card.py). A process of its own:
+the interpreter is chosen when a kernel's module is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from torch import Tensor
 from appliance.engine.build import load_parts
 from appliance.engine.card import build_on_card, open_card
 from appliance.engine.card_runner import CardRunner
+from appliance.engine.kv_cache import bytes_per_token
 from appliance.engine.loop import EngineLoop
 from appliance.engine.messages import GenerateRequest, SamplingParams, TokenOutput
 from appliance.engine.models.registry import read_config
@@ -30,8 +32,12 @@ from appliance.engine.sequence import Sequence
 from appliance.engine.settings import EngineSettings
 from appliance.engine.weights import ModelWeights, read_config_json
 from appliance_kernels.on_card import OnCard
+from tests.engine.pretend_card import CARD, PretendCard
 
 NEW_TOKENS = 4
+BLOCK_TOKENS = 4
+PROMPT_BLOCKS, ANSWER_BLOCKS = 7, 3
+"""So few that one of two answers has to give way."""
 GREEDY = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0)
 DRAWN = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.9, top_k=40, top_p=0.9, seed=7)
 PENALISED = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, presence_penalty=1.5, logprobs=2)
@@ -71,10 +77,13 @@ class Told:
     Attributes:
         answers: of two prompts at once, the second turn of the first one, one with a penalty.
         violations: accesses that were refused.
+        preemptions, swaps: of the two.
     """
 
     answers: list[Answer]
     violations: int
+    preemptions: int
+    swaps: int
 
 
 def prompt(length: int) -> list[int]:
@@ -88,26 +97,37 @@ def converse(loop: EngineLoop) -> Told:
     loop.submit(GenerateRequest("first", tuple(prompt(14)), GREEDY), answers[0].take)
     loop.submit(GenerateRequest("second", tuple(prompt(6)), DRAWN), answers[1].take)
     loop.run_until_idle()
+    preemptions, swaps = loop.stats().preemptions, loop.stats().swaps
     turn = (*prompt(14), *answers[0].token_ids, prompt(1)[0])
     loop.submit(GenerateRequest("turn", turn, GREEDY), answers[2].take)
     loop.submit(GenerateRequest("penalised", tuple(prompt(3)), PENALISED), answers[3].take)
     loop.run_until_idle()
-    return Told(answers, loop.stats().block_violations)
+    return Told(answers, loop.stats().block_violations, preemptions, swaps)
 
 
-def main(model: Path, card: OnCard, kind: type[CardRunner]) -> None:
+def main(model: Path, pretended: bool, kind: type[CardRunner]) -> None:
     """The CPU's and the card's, as it is or damaged."""
-    settings = EngineSettings(model, threads=2, kv_pool_bytes=2 * 1024**2, prefill_chunk_tokens=12, block_tokens=4)
+    config = read_config(read_config_json(model))
+    settings = EngineSettings(
+        model,
+        threads=2,
+        kv_pool_bytes=(PROMPT_BLOCKS + ANSWER_BLOCKS + 1) * BLOCK_TOKENS * bytes_per_token(config),
+        prefill_fraction=PROMPT_BLOCKS / (PROMPT_BLOCKS + ANSWER_BLOCKS),
+        prefill_chunk_tokens=12,
+        block_tokens=BLOCK_TOKENS,
+        swap_bytes=1024**2,
+    )
     parts = load_parts(settings)
     told = {"host": converse(EngineLoop(parts.runner, parts.scheduler, parts.limits, 2))}
-    config, geometry = read_config(read_config_json(model)), parts.scheduler.pool.geometry
-    runner, pool = build_on_card(card, config, ModelWeights(model), geometry)
-    runner.__class__ = kind
-    scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens, settings.prefix_cache)
-    told["card"] = converse(EngineLoop(runner, scheduler, parts.limits, 2, choose_tokens=card.tokens))
+    geometry = parts.scheduler.pool.geometry
+    with PretendCard() if pretended else contextlib.nullcontext():
+        card = OnCard(CARD) if pretended else open_card()
+        runner, pool = build_on_card(card, config, ModelWeights(model), geometry, settings.swap_bytes)
+        runner.__class__ = kind
+        scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens, settings.prefix_cache, runner)
+        told["card"] = converse(EngineLoop(runner, scheduler, parts.limits, 2, choose_tokens=card.tokens))
     print(json.dumps({name: asdict(one) for name, one in told.items()}))
 
 
 if __name__ == "__main__":
-    device = OnCard(torch.device("cpu")) if sys.argv[2] == "interpreter" else open_card()
-    main(Path(sys.argv[1]), device, DamagedRunner if sys.argv[3:] == ["damaged"] else CardRunner)
+    main(Path(sys.argv[1]), sys.argv[2] == "interpreter", DamagedRunner if sys.argv[3:] == ["damaged"] else CardRunner)

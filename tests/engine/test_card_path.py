@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
+import triton.language as tl
+from triton.runtime import interpreter
 
 from appliance.core.errors import BudgetError
 from appliance.engine.build import load_parts
 from appliance.engine.settings import EngineSettings
+from tests.engine.pretend_card import CARD, HOST, PretendCard, WrongDevice
 from tests.engine.test_tiny_models import CASES, GEMMA, SIZES, save_checkpoint
 
 LLAMA = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2})
@@ -22,8 +26,9 @@ GEMMA3 = transformers.Gemma3TextConfig(**GEMMA | {"num_hidden_layers": 2, "slidi
 
 @pytest.mark.parametrize(("config", "damage"), [(LLAMA, "damaged"), (GEMMA3, "")], ids=["llama-damaged", "gemma3"])
 def test_the_cards_path_says_what_the_cpus_says(config: transformers.PreTrainedConfig, damage: str, tmp_path: Path) -> None:
-    """Batches, chunks, a drawn and a penalised answer, a second turn out of the prefix cache: the same tokens, and as many cached.
-    Also with a block table that is spoiled on the way: the access is refused, and the answer computed again apart."""
+    """Batches, chunks, a drawn and a penalised answer, one that gives way and is set aside, a second turn out of the prefix cache: the
+    same tokens, and as many cached. Nothing of the host's is mixed with what is on the card. Also with a block table that is spoiled on
+    the way: the access is refused, and the answer computed again apart."""
     save_checkpoint(config, tmp_path)
     root = Path(__file__).parents[2]
     command = [sys.executable, str(Path(__file__).with_name("card_path.py")), str(tmp_path), "interpreter", *damage.split()]
@@ -35,6 +40,7 @@ def test_the_cards_path_says_what_the_cpus_says(config: transformers.PreTrainedC
     assert [answer["error"] for answer in host["answers"]] == [None] * 4
     assert len({tuple(answer["token_ids"]) for answer in host["answers"]}) == 4, "a model that always says the same tests nothing"
     assert host["answers"][2]["cached_tokens"] > 0
+    assert host["preemptions"] == host["swaps"] > 0
     assert [answer["token_ids"] for answer in card["answers"]] == [answer["token_ids"] for answer in host["answers"]]
     if damage:
         assert card["violations"] > 0
@@ -49,3 +55,33 @@ def test_a_card_that_is_not_there_is_refused_with_a_cure(tmp_path: Path) -> None
     with pytest.raises(BudgetError, match="--device cuda: no CUDA device is usable here") as caught:
         load_parts(EngineSettings(tmp_path, device="cuda"))
     assert "nvidia-smi" in str(caught.value.hint)
+
+
+def _store_one(target_ptr) -> None:  # type: ignore[no-untyped-def]
+    tl.store(target_ptr, 1.0)
+
+
+def test_the_pretended_card_refuses_what_cuda_refuses() -> None:
+    """Sums, values and indices of two sides, and a kernel on the host's memory; not what CUDA allows."""
+    kernel = interpreter.InterpretedFunction(_store_one)
+    with PretendCard() as card:
+        there, here = torch.zeros(3, device=CARD), torch.zeros(3)
+        assert there.is_cuda
+        assert (there + 1).device == CARD
+        assert there.cpu().device == there.to(HOST).device == HOST
+        assert here.to(CARD).is_cuda
+        assert there[torch.tensor([0, 2])].is_cuda
+        there.copy_(here)
+        kernel[(1,)](there)
+        assert there.tolist() == [1.0, 0.0, 0.0]
+        assert here.tolist() == [0.0, 0.0, 0.0]
+        for mix in (
+            lambda: there + here,
+            lambda: torch.cat((there, here)),
+            lambda: here[torch.tensor([0], device=CARD)],
+            lambda: there.__setitem__(0, here),
+            lambda: kernel[(1,)](here),
+        ):
+            with pytest.raises(WrongDevice):
+                mix()
+        assert card.launches == 1
