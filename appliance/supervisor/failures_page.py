@@ -20,6 +20,9 @@ Written from the tables of `appliance/diagnosis` and `appliance/supervisor/polic
 A verdict is made in four steps: lines become events (patterns), events become definite in their company (rules: the phase of an
 allocation failure, who asked for a stop, whose process an Xid names), deeper events explain shallower ones inside a window of time
 (tiers and named edges), and the root is the event that nothing else explains. `unknown` is an answer: the evidence is kept.
+
+A verdict is `high`, `medium` or `low`, and says why it is not high: words of trouble that no pattern knows, a fault that others show
+themselves as, a log that breaks off, a file that was not given (docs/adr/0092-how-sure-a-verdict-is.md).
 """
 RULES = f"""## What holds for every cause
 
