@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from appliance.core.errors import ApplianceError
 from appliance.core.units import format_bytes
@@ -26,6 +28,8 @@ _RAW = re.compile(r"Progress (\d+) of (\d+)$")
 _OTHER_PYTHON = re.compile(r"versions that require a different python version: (.*)|requires a different Python: \S+ not in '(.*)'")
 _NEWEST_GLIBC = 60
 _TOLD = ("Installing collected", "Building wheel", "Attempting to resume", "Resuming download")
+_LARGE = re.compile(r"torch|nvidia-|cuda|triton|vllm|sgl|flashinfer|xgrammar|llm-|llama|skulk|transformers|numpy|scipy|pandas|opencv|ray")
+_TOGETHER = 16
 _WHEEL_GLIBC = re.compile(r"manylinux_2_(\d+)_")
 
 
@@ -36,6 +40,27 @@ class Package:
     name: str
     version: str
     sha256: str = ""
+    url: str = ""
+
+    @property
+    def is_remote(self) -> bool:
+        """Else it lies on this machine: in a wheelhouse, or where our own engine's wheel is."""
+        return self.url.startswith(("http://", "https://"))
+
+    @property
+    def file(self) -> str:
+        """Name of its file."""
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+    def lies_in(self, folder: Path) -> bool:
+        """Whether it has arrived there whole; of a source, whether its wheel has been built."""
+        if not self.file.endswith(".whl"):
+            return any(folder.glob(f"{self.name.replace('-', '[-_.]')}-{self.version}-*.whl"))
+        whole = folder / self.file
+        if not whole.is_file():
+            return False
+        with whole.open("rb") as stream:
+            return not self.sha256 or hashlib.file_digest(stream, "sha256").hexdigest() == self.sha256
 
     @property
     def pin(self) -> str:
@@ -53,11 +78,11 @@ def pip_environment(wheelhouse: Path | None) -> dict[str, str]:
 
 
 class Pip:
-    """Of one environment. What it fetches is kept in the cache until the work is done, so that the next try does not fetch it again."""
+    """Of one environment."""
 
-    def __init__(self, python: str, environment: Mapping[str, str], cache: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, python: str, environment: Mapping[str, str], tell: Callable[[str], None]) -> None:
         self._python = python
-        self._environment = {**environment, "PIP_CACHE_DIR": str(cache), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+        self._environment = {**environment, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
         self.tell = tell
         self._version = version_of(self._ask("--version").split()[1], (0,))
 
@@ -73,6 +98,16 @@ class Pip:
         if code:
             raise self._refusal("find what it needs", wanted, said)
         return packages_in(json.loads(report.read_text(encoding="utf-8")))
+
+    def fetch(self, packages: Sequence[Package], folder: Path) -> None:
+        """Each as a wheel in the folder, where the next try finds what this one has brought. Raises ApplianceError."""
+        for batch in batches([package for package in packages if package.is_remote and not package.lies_in(folder)]):
+            of_sources = not batch[0].file.endswith(".whl")
+            words = ["wheel", "--no-deps", "-w"] if of_sources else ["download", "--no-deps", "-d"]
+            urls = [f"{package.url}#sha256={package.sha256}" if package.sha256 else package.url for package in batch]
+            code, said = self._run([*words, str(folder), *urls], self.tell)
+            if code:
+                raise self._refusal(f"fetch {', '.join(package.name for package in batch)}", [], said)
 
     def install(self, wanted: Sequence[str]) -> None:
         """Raises ApplianceError."""
@@ -90,7 +125,7 @@ class Pip:
     def _run(self, words: Sequence[str], show: Callable[[str], None]) -> tuple[int, list[str]]:
         style = ["--progress-bar", "raw" if self._version >= RAW_PROGRESS_SINCE else "off"]
         resume = ["--resume-retries", "10"] if self._version >= RESUMES_SINCE else []
-        command = [self._python, "-m", "pip", words[0], *style, *resume, *words[1:]]
+        command = [self._python, "-m", "pip", words[0], "--no-cache-dir", *style, *resume, *words[1:]]
         said: deque[str] = deque(maxlen=200)
         with subprocess.Popen(
             command, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=ends_with_us()
@@ -141,13 +176,21 @@ class Pip:
         return f"{requirement} is built for glibc 2.{wheel[1]}" if wheel is not None else ""
 
 
+def batches(packages: Sequence[Package]) -> Iterator[Sequence[Package]]:
+    """pip keeps what it has fetched when all that it was told of has come: so large ones, and sources, come alone."""
+    small = [package for package in packages if package.file.endswith(".whl") and not _LARGE.match(package.name)]
+    yield from ([package] for package in packages if package not in small)
+    yield from (small[first : first + _TOGETHER] for first in range(0, len(small), _TOGETHER))
+
+
 def packages_in(report: Mapping[str, Any]) -> tuple[Package, ...]:
     """Of pip's installation report (version 1), in the order of their names."""
     found = []
     for entry in report["install"]:
         facts, archive = entry["metadata"], entry["download_info"].get("archive_info", {})
         name = str(facts["name"]).lower().replace("_", "-").replace(".", "-")
-        found.append(Package(name, str(facts["version"]), str(archive.get("hashes", {}).get("sha256", ""))))
+        url = str(entry["download_info"].get("url", ""))
+        found.append(Package(name, str(facts["version"]), str(archive.get("hashes", {}).get("sha256", "")), url))
     return tuple(sorted(found, key=lambda package: package.name))
 
 

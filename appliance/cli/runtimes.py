@@ -92,7 +92,7 @@ def _installed(recipe: Recipe, runtimes: Path, means: Means) -> Path:
     made = runtimes / f".{recipe.kind}.new"
     try:
         runtime = runtimes / _make(recipe, made, runtimes, means)
-    except ApplianceError:
+    except (ApplianceError, OSError):
         shutil.rmtree(made, ignore_errors=True)
         raise
     _replace(runtime, made)
@@ -106,18 +106,19 @@ def _make(recipe: Recipe, folder: Path, runtimes: Path, means: Means) -> str:
     _run([means.python, "-m", "venv", str(folder)], environment, "make a virtual environment", "apt install python3-venv")
     python = str(folder / "bin" / "python")
     progress = Progress(0)
-    pip = Pip(python, environment, runtimes / FETCHED, progress)
+    pip = Pip(python, environment, progress)
     wanted = ["--require-hashes", "-r", str(means.lock)] if means.lock is not None else [recipe.requirement]
     resolved: tuple[Package, ...] = ()
     try:
         if means.wheelhouse is None:
             pip.renew()
-        if recipe.kind != "native" or means.lock is not None:
-            say(f"looking up what {recipe.requirement} needs")
+        if means.wheelhouse is None or recipe.is_for_cards or means.lock is not None:
+            say(f"looking up what {recipe.kind} needs")
             resolved = pip.resolve(wanted, folder / "report.json")
             _check_fit(recipe, pinned(recipe, resolved, means.lock), means.host)
-            pip.tell = progress = Progress(len(resolved))
-        pip.install(wanted)
+            progress.close()
+        pip.tell = progress = Progress(len([package for package in resolved if package.is_remote]))
+        _bring(pip, resolved, runtimes / FETCHED, wanted, means.lock)
     finally:
         progress.close()
     version, torch = _prove(recipe, folder, environment)
@@ -125,6 +126,18 @@ def _make(recipe: Recipe, folder: Path, runtimes: Path, means: Means) -> str:
     _say_where(folder, runtimes / name)
     _write_facts(recipe, folder, name, torch, resolved)
     return name
+
+
+def _bring(pip: Pip, resolved: Sequence[Package], fetched: Path, wanted: Sequence[str], lock: Path | None) -> None:
+    """What comes over a network is fetched first, and kept over an interrupted call; then all of it is installed from this machine."""
+    if not any(package.is_remote for package in resolved):
+        pip.install(wanted)
+        return
+    fetched.mkdir(exist_ok=True)
+    pip.fetch(resolved, fetched)
+    local = [package.url for package in resolved if not package.is_remote]
+    pins = [f"{package.name}=={package.version}" for package in resolved if package.is_remote]
+    pip.install(["--no-index", "--no-deps", "--find-links", str(fetched), *(wanted if lock is not None else [*pins, *local])])
 
 
 def pinned(recipe: Recipe, resolved: Sequence[Package], lock: Path | None) -> Mapping[str, str]:
@@ -197,7 +210,7 @@ def _say_where(folder: Path, runtime: Path) -> None:
     """Its commands carry the name of the folder that they were made in, which is about to change."""
     before, after = str(folder).encode(), str(runtime).encode()
     for script in (folder / "bin").iterdir():
-        if script.is_symlink() or script.stat().st_size > _SMALL_TEXT_BYTES:
+        if script.is_symlink() or not script.is_file() or script.stat().st_size > _SMALL_TEXT_BYTES:
             continue
         content = script.read_bytes()
         if not content.startswith(b"\x7fELF") and before in content:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,11 @@ def wheelhouse(tmp_path: Path) -> Path:
     """SGLang, torch and CUDA, as far as they are asked for."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    command = {"sglang/__init__.py": "", "sglang-1.0.data/scripts/sglang-tool": "#!python\nimport sglang; print('whole')\n"}
+    command = {
+        "sglang/__init__.py": "",
+        "sglang-1.0.data/scripts/a-folder/x.py": "",
+        "sglang-1.0.data/scripts/sglang-tool": "#!python\nimport sglang; print('whole')\n",
+    }
     make_wheel(folder, "sglang", "1.0", command, "Requires-Dist: torch\nRequires-Dist: nvidia-cuda-runtime\n")
     make_wheel(folder, "torch", "9.9", {"torch.py": '__version__ = "9.9"'})
     make_wheel(folder, "nvidia_cuda_runtime", "13.0.96", {})
@@ -142,17 +147,27 @@ def test_a_wheel_for_a_newer_c_library_or_python_is_named(tmp_path: Path) -> Non
 
 
 def test_a_download_that_is_cut_goes_on_where_it_was(tmp_path: Path, cut_index: Callable[[bytes], tuple[str, list[str]]]) -> None:
-    """The second request asks for the rest only, and what comes together is the whole file by its hash."""
+    """The second request asks for the rest only, and what comes together is the whole file by its hash. It is kept when another one does
+    not come, and half a file is not taken for a whole one."""
     wheel = make_wheel(tmp_path, "large", "1.0", {"large.bin": io.BytesIO(bytes(range(256)) * 8000).getvalue().hex()})
     url, ranges = cut_index(wheel.read_bytes())
     lines: list[str] = []
-    pip = pip_runs.Pip(sys.executable, {"PIP_INDEX_URL": url, "PIP_CONFIG_FILE": "/dev/null"}, tmp_path / "cache", lines.append)
+    pip = pip_runs.Pip(sys.executable, {"PIP_INDEX_URL": url, "PIP_CONFIG_FILE": "/dev/null"}, lines.append)
     pip.renew()
-    pip.install(["--target", str(tmp_path / "out"), "large"])
-    assert (tmp_path / "out/large.bin").stat().st_size == 256 * 8000 * 2
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    large = pip_runs.Package("large", "1.0", digest, url.replace("simple/", "large-1.0-py3-none-any.whl"))
+    gone = pip_runs.Package("gone", "1.0", "", url.replace("simple/", "gone-1.0-py3-none-any.whl"))
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(ApplianceError, match="cannot fetch gone"):
+        pip.fetch([replace(large, name="torch-large"), gone], tmp_path / "kept")
+    assert (tmp_path / "kept/large-1.0-py3-none-any.whl").read_bytes() == wheel.read_bytes()
     assert ranges[0] == ""
     assert ranges[1].startswith("bytes=")
     assert any(line.startswith("Progress ") for line in lines)
+    pip.fetch([large], tmp_path / "kept")
+    assert len(ranges) == 2
+    (tmp_path / "kept/large-1.0-py3-none-any.whl").write_bytes(wheel.read_bytes()[:-1])
+    assert not large.lies_in(tmp_path / "kept")
 
 
 def test_progress_is_a_line_a_file_where_nobody_watches() -> None:
@@ -180,7 +195,7 @@ def _made(state_dir: Path, name: str, program: str) -> Path:
 
 
 def _pip(folder: Path) -> pip_runs.Pip:
-    return pip_runs.Pip(sys.executable, pip_runs.pip_environment(folder), folder / "cache", lambda _: None)
+    return pip_runs.Pip(sys.executable, pip_runs.pip_environment(folder), lambda _: None)
 
 
 @pytest.fixture
@@ -193,6 +208,9 @@ def cut_index() -> Iterator[Callable[[bytes], tuple[str, list[str]]]]:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if "gone" in self.path:
+                    self._send(404, b"", 0, "text/html")
+                    return
                 if not self.path.endswith(".whl"):
                     digest = hashlib.sha256(wheel).hexdigest()
                     page = f'<a href="/large-1.0-py3-none-any.whl#sha256={digest}">large-1.0-py3-none-any.whl</a>'.encode()
