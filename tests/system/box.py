@@ -163,7 +163,15 @@ class Box:
         self.boot_s = 0.0
 
     def up(self) -> Box:
-        """Boot, and wait until systemd is through."""
+        """Boot, and wait until systemd is through. One that does not come up leaves nothing behind."""
+        try:
+            self._boot()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def _boot(self) -> None:
         began_s = time.monotonic()
         for folder in (self.upper, self._folder / "work", self._root):
             folder.mkdir(parents=True)
@@ -187,7 +195,6 @@ class Box:
             )  # fmt: skip
         wait_until(self._is_up, f"{self.name} boots:\n{self._console()}", BOOT_S)
         self.boot_s = time.monotonic() - began_s
-        return self
 
     def down(self) -> None:
         """A clean halt, then whatever is needed."""
@@ -201,7 +208,8 @@ class Box:
                     os.kill(leader, signal.SIGKILL)
                 self._nspawn.kill()
                 self._nspawn.wait(HALT_S)
-        subprocess.run(["umount", str(self._root)], check=True)
+        if self._root.is_mount():
+            subprocess.run(["umount", str(self._root)], check=True)
         for folder, _, _ in os.walk(self._cgroup, topdown=False):
             with contextlib.suppress(OSError):
                 Path(folder).rmdir()

@@ -46,9 +46,14 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def base(possible: None) -> Path:
-    """See box.base_image."""
-    return boxes.base_image(CACHE)
+def base(possible: None, scratch: Path) -> Path:
+    """See box.base_image. Where not even a machine without anything of ours comes up, skip, and say why."""
+    try:
+        image = boxes.base_image(CACHE)
+        boxes.Box(f"empty-{os.getpid()}", scratch / "empty", (image,)).up().down()
+    except (AssertionError, OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"THE PACKAGE IS NOT TESTED HERE: no empty machine boots: {error}")
+    return image
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +126,7 @@ def installed(rack: Rack, deb: Path) -> Installed:
     timed("apt install ./…deb", lambda: machine.apt("install", f"/srv/{deb.name}"))
     timed("appliancectl setup --demo --yes", lambda: machine.ctl("setup", "--demo", "--yes", "--wheelhouse", "/wheelhouse", timeout_s=600))
     timed("systemctl start llm-appliance", lambda: machine.systemctl("start", "llm-appliance"))
-    answer = timed("first chat answer", lambda: machine.chat("What is the capital of France?"))
+    answer = timed("first chat answer", lambda: machine.chat("Name the capital of France."))
     machine.systemctl("stop", "llm-appliance")
     return Installed(rack.halt(machine), seconds, str(answer))
 

@@ -18,7 +18,7 @@ from tests.system.box import Box, Release
 from tests.system.conftest import CACHE, ROOT
 from tests.system.machine import Machine
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.releases]
 UNIT_TESTS = ("backends", "cli", "config", "control", "core", "diagnosis", "gateway", "gpu", "planner", "supervisor")
 TOOLS = ("pytest", "pytest-timeout", "hypothesis==6.130.0", "psutil")
 """Later versions of hypothesis are compiled for one Python."""
