@@ -169,7 +169,7 @@ def _welcome(url: str, model_id: str, model: Path | None, ready_s: float, ctl: s
     body: dict[str, object] = {"model": model_id, "max_tokens": 64, "temperature": 0}
     if model is None or has_chat_template(model):
         path = "chat/completions"
-        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+        body["messages"] = [{"role": "user", "content": "Name the capital of France."}]
     else:
         path = "completions"
         body["prompt"] = "Once upon a time"

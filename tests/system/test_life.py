@@ -15,7 +15,7 @@ from tests.system.machine import GATEWAY, SOCKET, SUPERVISOR, Machine, answer_in
 
 pytestmark = pytest.mark.system
 WATCHDOG_S = 4
-HELD = "What is the capital of France?"
+HELD = "Name the capital of France."
 
 
 @pytest.fixture(autouse=True)

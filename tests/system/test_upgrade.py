@@ -82,7 +82,7 @@ def test_downgrade(machine: Machine) -> None:
     machine.apt("install", "/srv/this.deb")
     assert _version(machine) == "0.1.0"
     machine.wait_until_serving()
-    assert "Paris" in machine.chat("What is the capital of France?")
+    assert "Paris" in machine.chat("Name the capital of France.")
 
 
 def test_remove_keeps_state_and_edits(machine: Machine) -> None:
