@@ -33,7 +33,7 @@ WATCH_S = 0.25
 def status(place: Place, watch: bool, as_json: bool) -> ExitCode:
     """What is going on, in words.
 
-    Exit code 0 while the engine serves or is on its way, 1 when it is parked or stopped, 3 without applianced.
+    Exit code 0 while the engine serves or is on its way, 1 when it is parked or stopped or clients cannot reach it, 3 without applianced.
 
     \b
     Example:
