@@ -14,7 +14,7 @@ import click
 from appliance.cli import hub, owner
 from appliance.cli.models import MODELS
 from appliance.cli.place import Place
-from appliance.cli.printing import bold, faint, good, say, say_json
+from appliance.cli.printing import bold, faint, good, say, say_json, warn
 from appliance.cli.setup import bring_demo, shown_state_dir, state_dir_of
 from appliance.cli.verbs import VerbGroup
 from appliance.core.errors import ApplianceError, ExitCode, ModelError
@@ -61,10 +61,13 @@ def add(place: Place, source: str, name: str | None, copy: bool, token_file: Pat
     if source == "demo":
         return bring_demo(place, state_dir, models)
     if source.startswith("hf:"):
-        say(f"{good('ok')} {_add_from_hub(place, state_dir, source, name)}")
+        target = _add_from_hub(place, state_dir, source, name)
+        _warn_of_template(target, state_dir)
+        say(f"{good('ok')} {target}")
         return ExitCode.OK
     path = Path(source.removeprefix("gguf:")).expanduser().absolute()
     target = _add(path, models, _name(name or path.name.removesuffix(".gguf")), copy=copy)
+    _warn_of_template(target, state_dir)
     say(f"{good('ok')} {target}")
     backend = ', and engine.backend = "llamacpp"' if path.is_file() else ""
     say(f'Serve it with model.path = "{target}"{backend} in appliance.toml')
@@ -75,6 +78,13 @@ def _name(wanted: str) -> str:
     if not wanted or wanted.startswith(".") or "/" in wanted or not wanted.isprintable():
         raise click.UsageError(f"{wanted!r} cannot be the name of a model; give one with --name")
     return wanted
+
+
+def _warn_of_template(folder: Path, state_dir: Path) -> None:
+    from appliance.cli.template_trial import trouble_with_template
+
+    if trouble := trouble_with_template(folder, state_dir):
+        warn(f"its chat template does not render a plain question, chats will be refused: {trouble}")
 
 
 def _add_from_hub(place: Place, state_dir: Path, source: str, name: str | None) -> Path:

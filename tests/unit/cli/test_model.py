@@ -102,6 +102,23 @@ def test_what_is_not_whole_is_told_of(model: Model, folder: Path, name: str, con
     assert "none in" in model("list").out
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}", ""),
+        ("{% for m in messages %}", "does not compile: line 1"),
+        ("{{ raise_exception('only for machines') }}", "only for machines"),
+        (None, ""),
+    ],
+)
+def test_a_template_that_does_not_render_is_told_of(model: Model, folder: Path, template: str | None, words: str) -> None:
+    """By the renderer that will render it; the model is one all the same, as it continues text."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"} | ({"chat_template": template} if template else {})))
+    said = model("add", folder)
+    assert (said.code, "chats will be refused" in said.err) == (0, bool(words))
+    assert words in said.err
+
+
 def test_the_configured_model_stays(ctl: Ctl, folder: Path, tmp_path: Path) -> None:
     """And is marked in the list."""
     config = tmp_path / "appliance.toml"
