@@ -53,9 +53,10 @@ def kv_write_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     writer = tl.load(writers_ptr + token)
-    inside = (slot >= first_block.to(tl.int64) * BLOCK_TOKENS) & (slot < end_block.to(tl.int64) * BLOCK_TOKENS)
+    block = slot // BLOCK_TOKENS  # rounds towards 0: of a slot below 0 it says nothing
+    inside = (slot >= 0) & (block >= first_block) & (block < end_block)
     # Of a slot outside, nothing is looked up: block 0 stands in, and its word is not loaded either.
-    block = tl.where(inside, slot // BLOCK_TOKENS, 0)
+    block = tl.where(inside, block, 0)
     word = tl.load(words_ptr + block, mask=inside, other=0)
     owner = tl.load(owners_ptr + block, mask=inside, other=0)
     reason = tl.where(owner == writer, 0, _FOREIGN)

@@ -72,7 +72,7 @@ def read_table() -> tuple[str, list[Compiled]]:
 def document_table(kernels: Sequence[Compiled]) -> str:
     """For docs/kernels.md: registers a thread, and KiB of shared memory, for each card."""
     lines = [f"| kernel | warps | {' | '.join(f'sm_{one}' for one in CAPABILITIES)} | tensor cores |", "|---|---|---|---|---|---|"]
-    for name in dict.fromkeys(one.name for one in kernels):
+    for name in dict.fromkeys(one.name for one in kernels if not one.name.endswith(".ones")):
         on = {one.capability: one for one in kernels if one.name == name}
         cells = " | ".join(f"{on[card].registers} / {on[card].shared_bytes / 1024:.1f}" for card in CAPABILITIES)
         lines.append(f"| `{name}` | {on[86].warps} | {cells} | {'yes' if all(one.matrix for one in on.values()) else ''} |")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from appliance_kernels import tables
@@ -21,6 +21,19 @@ _BLOCK_TOKENS = 16
 _TYPES = {"bf16": 2, "fp32": 4}
 _HEADS = [("bf16", 64, 3), ("bf16", 80, 1), ("bf16", 128, 8), ("bf16", 256, 4), ("fp32", 64, 3), ("fp32", 128, 4), ("fp32", 256, 4)]
 """Type, head size, query heads a KV head."""
+
+_ONES = (
+    "kv_write.3x64",
+    "tables.check",
+    "rms_norm.40x128",
+    "rope.12x64",
+    "paged_decode.split.bf16.64x3",
+    "paged_decode.combine.64",
+    "paged_prefill.bf16.64x3",
+    "sample.fp32",
+)
+"""Compiled once more with every number 1. Triton takes a 1 for a constant, which is no tensor: a region of one block, a table of one
+entry or a window of one token is another program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +55,20 @@ class Variant:
 
 def variants() -> list[Variant]:
     """All of them."""
-    return [*_words(), *_writes(), *_rows(), *_decodes(), *_prefills(), *_samples()]
+    found = [*_words(), *_writes(), *_rows(), *_decodes(), *_prefills(), *_samples()]
+    return found + [_with_ones(one) for one in found if one.name in _ONES]
 
 
 def _typed(kernel: Any, constants: dict[str, Any], **types: str) -> dict[str, str]:
     """Argument names by type: `types` maps a type to names; every other one that is not constant is i32."""
     named = {name: kind.replace("_", "*", 1) if kind.startswith("_") else kind for kind, names in types.items() for name in names.split()}
     return {name: named.get(name, "i32") for name in kernel.arg_names if name not in constants}
+
+
+def _with_ones(variant: Variant) -> Variant:
+    numbers = [name for name, kind in variant.signature.items() if kind == "i32"]
+    signature = {name: kind for name, kind in variant.signature.items() if kind != "i32"}
+    return replace(variant, name=f"{variant.name}.ones", signature=signature, constants=variant.constants | dict.fromkeys(numbers, 1))
 
 
 def _words() -> Iterator[Variant]:
