@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "model": ("model", "The models of this box: bring one, list them, take one away."),
     "runtime": ("runtime", "The engine's environments: which there are, which is in force."),
     "bench": ("bench", "Send requests, and say how fast they are answered."),
+    "stress": ("stress", "Work the built-in engine hard for a while, and judge it."),
     "import": ("importing", "The command line of an engine as a configuration."),
     "key": ("key", "Make an API key, and the entry for the file of keys."),
     "config": ("config", "Check the configuration, or show what is in force."),

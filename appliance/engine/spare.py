@@ -173,10 +173,13 @@ def warm_up(decoder: Decoder | Int8Decoder, settings: EngineSettings) -> None:
     from appliance.engine.kv_cache import bytes_per_token
     from appliance.engine.loop import EngineLoop
     from appliance.engine.messages import GenerateRequest, SamplingParams
+    from appliance.engine.models.int8_decoder import Int8Decoder
 
     blocks = 8 + 2 * -(-_WARM_UP_PROMPT_TOKENS // settings.block_tokens)
     pool_bytes = blocks * settings.block_tokens * bytes_per_token(decoder.config)
-    small = replace(settings, kv_pool_bytes=pool_bytes, context_length_tokens=0, max_running=1)
+    # Threads of ours would keep the priority of this one, and the engine wait for them where others take the cores.
+    threads = 1 if isinstance(decoder, Int8Decoder) else settings.threads
+    small = replace(settings, kv_pool_bytes=pool_bytes, context_length_tokens=0, max_running=1, threads=threads)
     parts = load_parts(small, decoder)
     loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, parts.threads)
     prompt = (0,) * _WARM_UP_PROMPT_TOKENS

@@ -140,9 +140,7 @@ class Int8Decoder:
         self._workspace = torch.empty(0, dtype=torch.uint8)
 
     def set_threads(self, threads: int) -> None:
-        """How many threads compute a pass, for all decoders of this process. They begin anew: a thread has the priority of the one
-        that began it, and a spare is begun by one that takes only what nobody else wants."""
-        self._library.set_threads(1)
+        """How many threads compute a pass, for all decoders of this process. They have the priority of whoever calls this first."""
         self._library.set_threads(threads)
 
     def forward(self, token_ids: Tensor, positions: Tensor, paging: Paging, cache: KvCache) -> Tensor:
