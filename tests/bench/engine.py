@@ -1,6 +1,7 @@
 """How fast the built-in engine is here: `python tests/bench/engine.py [MODEL_DIR ...] [--threads N]`.
 
-Prefill and decode rates of 128-token prompts with 128 new tokens, medians of a few runs; the time to the first token of a
+Prefill and decode rates of 128-token prompts with 128 new tokens, with weights in 8 and in 32 bits, beside llama.cpp and transformers
+where they are given, in turns; the memory's bandwidth as the limit of one sequence's decode; the time to the first token of a
 conversation's second turn, with and without the prefix cache; and the time from exec to the first token in a fresh process.
 Decode counts the tokens of all sequences together.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -21,9 +23,13 @@ from appliance.engine.messages import GenerateRequest, SamplingParams, TokenOutp
 from appliance.engine.settings import EngineSettings
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.bench._engine_peers import Llama, Measured, Rates, Transformers  # noqa: E402 - the checkout's root is not on the path of a script
+
 PROMPT_TOKENS = 128
 NEW_TOKENS = 128
-RUNS = 3
+BATCHES = (1, 4, 8)
 TURN_TOKENS = 512
 """The first turn's prompt; its answer has an eighth of that, and so has the next question."""
 FIRST_TOKEN = """
@@ -32,7 +38,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tests.bench.engine import serve, engine
 from appliance.engine.settings import EngineSettings
-serve(engine(EngineSettings(Path(sys.argv[2]), threads=int(sys.argv[3]))), batch=1, new_tokens=1)
+serve(engine(EngineSettings(Path(sys.argv[2]), threads=int(sys.argv[3]), weights_dtype=sys.argv[4])), batch=1, new_tokens=1)
 """
 
 
@@ -91,47 +97,122 @@ def second_turn_s(loop: object, shift: int) -> float:
     return taken_s
 
 
-def measure(model: Path, threads: int) -> None:
-    """Print one model's figures."""
-    loop = engine(EngineSettings(model, threads=threads))
-    serve(loop, 8, 4)  # shapes that are seen for the first time are compiled
-    print(f"{model.name}, {threads or 'all'} threads, prompts of {PROMPT_TOKENS}, answers of {NEW_TOKENS}, median of {RUNS}")
-    for batch in (1, 4, 8):
-        prefill_rates, decode_rates = [], []
-        for _ in range(RUNS):
-            prefill_s, _ = serve(loop, batch, 1)
-            _, decode_s = serve(loop, batch, NEW_TOKENS)
-            prefill_rates.append(batch * PROMPT_TOKENS / prefill_s)
-            decode_rates.append(batch * (NEW_TOKENS - 1) / decode_s)
-        prefill, decode = statistics.median(prefill_rates), statistics.median(decode_rates)
-        print(f"  batch {batch}: prefill {prefill:6.0f} tok/s  decode {decode:6.1f} tok/s  ({batch * 1e3 / decode:.1f} ms a step)")
-    plain = engine(EngineSettings(model, threads=threads, prefix_cache=False))
-    turns = [(second_turn_s(plain, shift), second_turn_s(loop, shift)) for shift in range(RUNS)]
-    computed_s, cached_s = (statistics.median(column) for column in zip(*turns, strict=True))
-    print(
-        f"  second turn to first token: {cached_s * 1e3:.0f} ms, without the cache {computed_s * 1e3:.0f} ms ({cached_s / computed_s:.2f}x)"
-    )
+class Ours:
+    """The built-in engine with one kind of weights."""
+
+    def __init__(self, model: Path, threads: int, weights_dtype: str) -> None:
+        self.name = f"ours {weights_dtype}"
+        self.loop = engine(EngineSettings(model, threads=threads, weights_dtype=weights_dtype))
+        serve(self.loop, max(BATCHES), 4)  # shapes that are seen for the first time are compiled
+
+    def rates(self, batches: tuple[int, ...], prompt_tokens: int, new_tokens: int) -> Rates:
+        """One repetition."""
+        found: Rates = {}
+        for batch in batches:
+            prefill_s, _ = serve(self.loop, batch, 1, prompt_tokens)
+            _, decode_s = serve(self.loop, batch, new_tokens, prompt_tokens)
+            found[batch] = (batch * prompt_tokens / prefill_s, batch * (new_tokens - 1) / decode_s)
+        return found
+
+
+def read_bytes_per_s(threads: int) -> float:
+    """What this machine's memory gives to so many threads that only read: the best of a few."""
+    import torch
+
+    torch.set_num_threads(threads)
+    numbers = torch.ones(256 * 1024**2, dtype=torch.float32)
     times = []
-    for _ in range(RUNS):
+    for _ in range(5):
         started_s = time.perf_counter()
-        subprocess.run([sys.executable, "-c", FIRST_TOKEN, str(ROOT), str(model), str(threads)], check=True)
+        numbers.sum()
         times.append(time.perf_counter() - started_s)
-    print(f"  exec to first token: {statistics.median(times):.2f} s (one prompt of {PROMPT_TOKENS} tokens, without HTTP and tokenizer)")
+    return numbers.numel() * 4 / min(times)
+
+
+def side_by_side(model: Path, threads: int, runs: int, llama: Llama | None, transformers: bool) -> None:
+    """One table: medians of repetitions that took turns, so that whatever else the machine did was shared by all."""
+    ours = [Ours(model, threads, "int8"), Ours(model, threads, "float32")]
+    peers: list[Measured] = [*ours, *([llama] if llama else []), *([Transformers(model, threads)] if transformers else [])]
+    rates: dict[str, list[Rates]] = {peer.name: [] for peer in peers}
+    loads = [os.getloadavg()[0]]
+    for _ in range(runs):
+        for peer in peers:
+            rates[peer.name].append(peer.rates(BATCHES, PROMPT_TOKENS, NEW_TOKENS))
+            loads.append(os.getloadavg()[0])
+    load = f"load {min(loads):.1f} to {max(loads):.1f}"
+    print(f"{model.name}, {threads} threads, prompts of {PROMPT_TOKENS}, answers of {NEW_TOKENS}, median of {runs} in turns, {load}")
+    print(f"  {'tokens a second':24}" + "".join(f"  prefill {batch}  decode {batch}" for batch in BATCHES))
+    base = rates[ours[0].name]
+    for name, found in rates.items():
+        cells = [statistics.median(one[batch][side] for one in found) for batch in BATCHES for side in (0, 1)]
+        print(f"  {name:24}" + "".join(f"  {cell:9.1f}" for cell in cells))
+        if found is not base:
+            ratios = [
+                statistics.median(mine[batch][side] / other[batch][side] for mine, other in zip(base, found, strict=True))
+                for batch in BATCHES
+                for side in (0, 1)
+            ]
+            print(f"  {'  int8 is, of that':24}" + "".join(f"  {ratio:8.2f}x" for ratio in ratios))
+    roofline(model, threads)
+
+
+def roofline(model: Path, threads: int) -> None:
+    """Weights over the memory's bandwidth: no step of one sequence is faster, unless its weights stay in a cache."""
+    bandwidth = read_bytes_per_s(threads)
+    for dtype in ("int8", "float32"):
+        weight_bytes = served_bytes(model, dtype)
+        roof = bandwidth / weight_bytes
+        print(f"  {dtype}: {weight_bytes / 1e6:.0f} MB of weights, {bandwidth / 1e9:.1f} GB/s read: at most {roof:.0f} steps a second")
+
+
+def served_bytes(model: Path, weights_dtype: str) -> int:
+    """What a step reads."""
+    from appliance.engine.build import load_decoder
+    from appliance.engine.models.int8_decoder import Int8Decoder
+    from appliance.engine.weights import ModelWeights
+
+    decoder = load_decoder(model, weights_dtype=weights_dtype)
+    return decoder.weight_bytes if isinstance(decoder, Int8Decoder) else ModelWeights(model).served_bytes
+
+
+def latencies(model: Path, threads: int, runs: int) -> None:
+    """A second turn, with and without the prefix cache; and a start."""
+    for dtype in ("int8", "float32"):
+        loop = Ours(model, threads, dtype).loop
+        plain = engine(EngineSettings(model, threads=threads, prefix_cache=False, weights_dtype=dtype))
+        turns = [(second_turn_s(plain, shift), second_turn_s(loop, shift)) for shift in range(runs)]
+        computed_s, cached_s = (statistics.median(column) for column in zip(*turns, strict=True))
+        what = f"{cached_s * 1e3:.0f} ms, without the cache {computed_s * 1e3:.0f} ms ({cached_s / computed_s:.2f}x)"
+        print(f"  {dtype}: second turn to first token: {what}")
+        times = []
+        for _ in range(runs):
+            started_s = time.perf_counter()
+            subprocess.run([sys.executable, "-c", FIRST_TOKEN, str(ROOT), str(model), str(threads), dtype], check=True)
+            times.append(time.perf_counter() - started_s)
+        print(f"  {dtype}: exec to first token: {statistics.median(times):.2f} s (a prompt of {PROMPT_TOKENS} tokens, without HTTP)")
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="*", help="model folders (default: the demo model, brought if need be)")
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--runs", type=int, default=3, help="repetitions of everything")
+    parser.add_argument("--llama", type=Path, metavar="PROGRAM", help="llama-batched-bench, built natively (GGML_NATIVE)")
+    parser.add_argument("--gguf", action="append", default=[], metavar="NAME=FILE", help="what it reads for the model folder NAME")
+    parser.add_argument("--transformers", action="store_true", help="beside transformers' generate, which takes minutes")
     arguments = parser.parse_args()
     models = arguments.models
     if not models:
         from appliance.engine.demo import SMOLLM2, bring
 
         models = [bring(SMOLLM2, ROOT / ".cache" / "models", sys.stderr)]
+    files = dict(one.split("=", 1) for one in arguments.gguf)
     for model in models:
-        measure(model, arguments.threads)
+        gguf = files.get(model.resolve().name)
+        llama = Llama(arguments.llama, Path(gguf), arguments.threads) if arguments.llama and gguf else None
+        side_by_side(model, arguments.threads, arguments.runs, llama, arguments.transformers)
+        latencies(model, arguments.threads, arguments.runs)
 
 
 if __name__ == "__main__":
