@@ -40,6 +40,7 @@ _SPACED = bytes(code if chr(code).isalpha() or code >= 0x80 or code in b"_'" els
 _RUN = re.compile(r"[A-Za-z_']+")
 FEWEST_LETTERS = 2
 MOST_WORDS_KNOWN = 200_000
+MOST_TELLING_KNOWN = 4000
 MOST_SOUGHT = 64
 """Of more words that tell, each line is asked for them; of fewer, each is looked for in all lines."""
 
@@ -50,10 +51,9 @@ class Cues:
     def __init__(self, added: Iterable[str] = (), literals: Iterable[str] = ()) -> None:
         """`added`: words beside WORDS. `literals`: of the lines with a word, those without any of these are not wanted."""
         self._literals = tuple(literals)
-        wordless = (literal for literal in self._literals if not any(word in literal for word in WORDS))
-        self._words = (*WORDS, *added, *wordless)
+        self._words = (*WORDS, *added, *_wordless(self._literals))
         self._telling, self._marks = _prepared(self._words)
-        self._of_word: dict[bytes, tuple[bytes, ...]] = {}
+        self._of_word = _remembered(self._words, self._literals)
         self._known: set[bytes] = set()
         self._tell: set[bytes] = set()
 
@@ -98,13 +98,29 @@ class Cues:
             return True
         likely = self._of_word.get(word)
         if likely is None:
-            likely = self._of_word[word] = self._likely(word)
+            if len(self._of_word) >= MOST_TELLING_KNOWN:
+                self._of_word.clear()
+            likely = self._of_word[word] = _likely(word, self._words, self._literals)
         return any(literal in line for literal in likely)
 
-    def _likely(self, word: bytes) -> tuple[bytes, ...]:
-        spaced = f" {word.decode('latin-1')} "
-        meant = [known for known in self._words if ((part := _part(known)) and part in spaced) or known.encode() == word]
-        return tuple(literal.encode() for literal in self._literals if any(known in literal for known in meant))
+
+@functools.lru_cache(maxsize=4)
+def _wordless(literals: tuple[str, ...]) -> tuple[str, ...]:
+    """Those without one of our words: they are words themselves."""
+    return tuple(literal for literal in literals if not any(word in literal for word in WORDS))
+
+
+@functools.lru_cache(maxsize=4)
+def _remembered(_words: tuple[str, ...], _literals: tuple[str, ...]) -> dict[bytes, tuple[bytes, ...]]:
+    """What was found out of telling words, for the next log too."""
+    return {}
+
+
+def _likely(word: bytes, words: tuple[str, ...], literals: tuple[str, ...]) -> tuple[bytes, ...]:
+    """The literals with one of our words that this one may be a piece of."""
+    spaced = f" {word.decode('latin-1')} "
+    meant = [known for known in words if ((part := _part(known)) and part in spaced) or known.encode() == word]
+    return tuple(literal.encode() for literal in literals if any(known in literal for known in meant))
 
 
 @functools.lru_cache(maxsize=4)
@@ -120,6 +136,7 @@ def _rarest(mark: bytes) -> int:
     return max(mark, key=lambda code: (chr(code) in "*!|+", chr(code).isupper(), code != 0x20))
 
 
+@functools.cache
 def _part(word: str) -> str:
     """The longest letters of it that stand together, with a space where the word says that nothing more belongs to them."""
     runs = [match for match in _RUN.finditer(word) if len(match[0]) >= FEWEST_LETTERS]

@@ -40,8 +40,9 @@ def own_words(line: str) -> str:
     """The line with request paths and bodies, a quoted `raise` and quoted evidence taken out; other lines as they are."""
     if not any(mark in line for mark in _MARKS):
         return line
-    line = _REASON.sub(lambda match: f"{match[1]}...", line)
-    line = _VERDICT.sub(lambda match: f"...{match[1]}", line)
+    if any(mark in line for mark in _OURS):  # without the mark, the head of a pattern like these is tried at each letter of each line
+        line = _REASON.sub(lambda match: f"{match[1]}...", line)
+        line = _VERDICT.sub(lambda match: f"...{match[1]}", line)
     line = _RAISE.sub(lambda match: f"{match[1]}...", line)
     line = _REQUEST_BODY.sub(lambda match: f"{match[1]}...", line)
     line = _GIN_PATH.sub(lambda match: f'{match[1]}"..."', line)
