@@ -28,3 +28,18 @@ def release_by_add(counts_ptr, block, freed_ptr):
     """Take one away; the last one frees."""
     before = tl.atomic_add(counts_ptr + block, -1)
     tl.store(freed_ptr, tl.where(before == 1, 1, 0))
+
+
+@triton.jit
+def write_by_count(counts_ptr, block, cache_ptr, value):
+    """Write a block that somebody holds, whoever that is."""
+    if tl.load(counts_ptr + block) > 0:
+        tl.store(cache_ptr + block, value)
+
+
+@triton.jit
+def tell_by_load_and_store(count_ptr, rows_ptr, owner):
+    """Append to the violations with a count that is read and written back."""
+    place = tl.load(count_ptr)
+    tl.store(count_ptr, place + 1)
+    tl.store(rows_ptr + place, owner)
