@@ -29,6 +29,7 @@ GATEWAY_WINDOW_S = 30.0
 GATEWAY_MAX = 50
 FAST_HEAD, FAST_TAIL = 200, 800
 FAST_CHARS = 500
+SILENT_KERNEL = "(applianced has listened to the kernel's log: nothing in it is about this life of the engine)"
 WINDOW_LINES = 150
 """Engine lines kept in an incident beside those that the verdict cites."""
 
@@ -160,10 +161,16 @@ class EvidenceDesk:
     def collect(self, lines: Sequence[LogLine]) -> list[Evidence]:
         """Everything, in the order of time within each source."""
         log = [Evidence(Source.ENGINE_LOG, line.text, line.time_s, line.number, self._boot_id) for line in lines]
-        kernel = [self._attributed(item) for moment_s, item in self._kernel if self._concerns(moment_s, item)]
+        kernel = [self._attributed(item) for moment_s, item in self._kernel if self._concerns(moment_s, item)] or self._silence()
         since_s = max(time.monotonic() - GATEWAY_WINDOW_S, self._began_s)
         gateway = [item for moment_s, item in self._gateway if moment_s >= since_s]
         return [*log, *kernel, *gateway, *self._facts, *self._launch]
+
+    def _silence(self) -> list[Evidence]:
+        """A kernel's log that was listened to and says nothing is evidence: it is not the same as one that nobody had."""
+        if not self._kernel:
+            return []
+        return [Evidence(Source.KERNEL_LOG, SILENT_KERNEL, time.time(), boot_id=self._boot_id, data={"silent": True})]
 
     def _attributed(self, item: Evidence) -> Evidence:
         """With the word whether it names a process of this life, where that can be told."""

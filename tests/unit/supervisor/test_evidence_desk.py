@@ -11,7 +11,17 @@ from appliance.core.causes import Cause
 from appliance.core.diagnosis import Citation
 from appliance.core.evidence import Evidence, Source
 from appliance.gpu.kernel_line import KernelLine
-from appliance.supervisor.evidence_desk import FAST_CHARS, FAST_HEAD, FAST_TAIL, WINDOW_LINES, EvidenceDesk, brief, unasked, window
+from appliance.supervisor.evidence_desk import (
+    FAST_CHARS,
+    FAST_HEAD,
+    FAST_TAIL,
+    SILENT_KERNEL,
+    WINDOW_LINES,
+    EvidenceDesk,
+    brief,
+    unasked,
+    window,
+)
 from appliance.supervisor.hang import Hang, Silence
 from appliance.supervisor.log_ring import LogLine
 from appliance.supervisor.process import ExitStatus
@@ -38,6 +48,21 @@ def test_a_death_by_somebody_elses_signal_is() -> None:
     desk = EvidenceDesk("boot")
     desk.add_exit(ExitStatus(signal="SIGKILL"), frozenset())
     assert verdict(desk) is Cause.KILLED_UNKNOWN
+
+
+def test_a_kernel_that_says_nothing_was_asked_all_the_same() -> None:
+    """That no OOM killer is on record means more where somebody listened, and the doubt says nothing else."""
+    deaf, heard = EvidenceDesk("boot"), EvidenceDesk("boot")
+    heard.add_kernel(KernelLine("usb 1-1: new high-speed USB device", time.time(), 1, replayed=True, uptime_s=1.0))
+    doubts = []
+    for desk in (deaf, heard):
+        desk.begin_life()
+        desk.add_exit(ExitStatus(signal="SIGKILL"), frozenset())
+        found = diagnosis.diagnose(desk.collect([]), stopped_by_us=False, engine="native")
+        assert found.cause is Cause.KILLED_UNKNOWN
+        doubts.append(" ".join(found.doubts))
+    assert "neither the kernel's log" in doubts[0]
+    assert "kernel's log" not in doubts[1]
 
 
 def test_an_oom_kill_of_the_cgroup_names_the_killer() -> None:
@@ -106,7 +131,7 @@ def test_a_card_that_this_life_never_had_explains_nothing_about_it() -> None:
     desk.add_kernel(KernelLine("NVRM: fallen off the bus and is not responding to commands.", time.time(), 2, replayed=False))
     desk.begin_life(frozenset({"0000:01:00"}))
     desk.add_kernel(KernelLine("NVRM: Xid (PCI:0000:01:00): 154, again", time.time(), 3, replayed=False), "0000:01:00")
-    assert [item.text for item in desk.collect([])] == []
+    assert [item.text for item in desk.collect([])] == [SILENT_KERNEL]
     desk.add_kernel(KernelLine("NVRM: Xid (PCI:0000:02:00): 13, pid=1", time.time(), 4, replayed=False), "0000:02:00")
     desk.add_kernel(KernelLine("Out of memory: Killed process 1 (python)", time.time(), 5, replayed=False))
     assert len(desk.collect([])) == 2
