@@ -29,6 +29,8 @@ ABORT_GRACE_S = 1.0
 """From SIGABRT to SIGKILL: time for faulthandler to write the stacks, not for a core dump of the whole card."""
 CLEAR_PAUSE_S = 0.002
 CLEAR_PAUSE_MAX_S = 0.2
+LEADER_PAUSE_S = 0.05
+"""The end of a leader wakes us; so often it is looked at all the same, and at who else is there."""
 OOM_SCORE_ADJ = 300
 """When memory runs out the engine is to die, not the gateway, not applianced, not the owner's shell."""
 SPARE_OOM_SCORE_ADJ = 900
@@ -246,14 +248,17 @@ class EngineProcess:
         pause_s = CLEAR_PAUSE_S
         while True:
             self._group.kill()
+            # The kernel tells when the leader is gone, so nobody is looked for before: that reads all of /proc.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(pause_s, LEADER_PAUSE_S)):
+                    await self._exited.wait()
             survivors = self._group.survivors()
             if not survivors and self._exited.is_set():
                 return None
             if time.monotonic() > deadline_s:
                 return proc_table.describe(survivors) or f"pid {self.pid}, not reaped"
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await (self._exited.wait() if not survivors else asyncio.sleep(CLEAR_PAUSE_MAX_S))
+            if self._exited.is_set():
+                await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, CLEAR_PAUSE_MAX_S)
 
     def _signal_leader(self, number: signal.Signals) -> None:
