@@ -214,7 +214,8 @@ class Rig:
         os.close(self._kmsg)
         leaks += [f"a process is left: {pid} {words}" for pid, words in processes_of(self.folder)]
         if self.cgroup is not None:
-            leaks += [f"a cgroup is left: {path.name}" for path in self.cgroup.glob("engine-*")]
+            left = (path for kind in ("engine", "spare", "weights") for path in self.cgroup.glob(f"{kind}-*"))
+            leaks += [f"a cgroup is left: {path.name}" for path in left]
             for path in (*self.cgroup.glob("*/"), self.cgroup):
                 with contextlib.suppress(OSError):
                     path.rmdir()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+from appliance.config.schema import Config
 from appliance.supervisor.hang import Hang, HangLimits, Silence, Watch, answered, begin, judge_progress, judge_silence, missed, patience_s
 
 LIMITS = HangLimits(floor_s=10.0, ceiling_s=60.0)
@@ -91,3 +94,38 @@ def test_the_last_question_is_not_waited_for_too_long() -> None:
     assert patience_s(watch, 101.0, LIMITS, 5.0) == 5.0
     assert 3.0 < patience_s(watch, 107.0, LIMITS, 5.0) < 3.2
     assert patience_s(watch, 111.0, LIMITS, 5.0) == 5.0
+
+
+SHIPPED = Config().supervisor
+SHIPPED_LIMITS = HangLimits(SHIPPED.hang_floor_s, SHIPPED.hang_ceiling_s)
+
+
+def test_as_shipped_a_decode_that_stands_still_is_found_within_15_s() -> None:
+    """After its last step; with steps of a quarter of a second, and with slow ones of a second too."""
+    for step_s in (0.25, 1.0):
+        watch, found_s = begin(0.0, 0.0), 0.0
+        for probe in itertools.count(1):
+            now_s = probe * SHIPPED.probe_interval_s
+            watch = answered(watch, now_s, 0.0, int(min(now_s, 30.0) / step_s), 2)
+            if judge_progress(watch, now_s, SHIPPED_LIMITS) is not None:
+                found_s = now_s
+                break
+            assert now_s < 100.0
+        assert 30.0 + SHIPPED.hang_floor_s < found_s <= 30.0 + 15.0
+
+
+def test_as_shipped_a_busy_engine_that_answers_no_probe_and_sleeps_is_found_within_15_s() -> None:
+    """Each probe is waited for only so long that its absence is judged in time."""
+    watch, now_s = answered(begin(0.0, 0.0), 30.0, 5.0, 100, 2), 30.0
+    while True:
+        now_s += SHIPPED.probe_interval_s
+        now_s += patience_s(watch, now_s, SHIPPED_LIMITS, SHIPPED.probe_timeout_s)
+        if judge_silence(watch, now_s, 5.0, SHIPPED_LIMITS, "x") is not None:
+            break
+        watch = missed(watch, now_s, 5.0)
+    assert now_s <= 30.0 + 15.0
+
+
+def test_as_shipped_an_idle_engine_that_is_dead_is_found_within_30_s() -> None:
+    """The quiet time before a canary, its patience, and a probe before and after it."""
+    assert SHIPPED.canary_s + SHIPPED.hang_floor_s + 2 * SHIPPED.probe_interval_s <= 30.0
