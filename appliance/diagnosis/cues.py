@@ -9,9 +9,7 @@ end a word: a line found so *may* be of note, and the patterns themselves tell.
 from __future__ import annotations
 
 import functools
-import itertools
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from appliance.diagnosis.literals import any_of
@@ -42,7 +40,7 @@ FEWEST_LETTERS = 2
 MOST_WORDS_KNOWN = 200_000
 MOST_TELLING_KNOWN = 4000
 MOST_SOUGHT = 64
-"""Of more words that tell, each line is asked for them; of fewer, each is looked for in all lines."""
+"""Of more words that tell, which literals they belong to is not asked."""
 
 
 class Cues:
@@ -64,7 +62,8 @@ class Cues:
         telling.update(mark for mark in self._marks if _rarest(mark) in text and mark in text)
         if len(telling) > MOST_SOUGHT:
             return {row for row, line in enumerate(lines) if any(word in line for word in telling)}
-        return self._rows_of(text, telling)
+        sought = [(word, self._literals_of(word)) for word in telling]
+        return {row for row, line in enumerate(lines) for word, literals in sought if word in line and _any_in(line, literals)}
 
     def _telling_in(self, words: set[bytes]) -> set[bytes]:
         fresh = words - self._known
@@ -77,31 +76,20 @@ class Cues:
             self._known |= fresh
         return words & self._tell
 
-    def _rows_of(self, text: bytes, words: set[bytes]) -> set[int]:
-        """The lines in which one of the words stands, and with it one of the literals."""
-        found: set[int] = set()
-        ends: list[int] = []
-        for word in words:
-            at = text.find(word)
-            if at >= 0 and not ends:
-                ends = list(itertools.accumulate(len(line) + 1 for line in text.split(b"\n")))
-            while at >= 0:
-                row = bisect_right(ends, at)
-                if self._has_literal(word, text[ends[row - 1] if row else 0 : ends[row]]):
-                    found.add(row)
-                at = text.find(word, ends[row])
-        return found
-
-    def _has_literal(self, word: bytes, line: bytes) -> bool:
-        """Whether the line holds a literal that this word may be a piece of; any line does where none are given."""
+    def _literals_of(self, word: bytes) -> tuple[bytes, ...]:
+        """Those that this word may be a piece of; a line with one of them is wanted."""
         if not self._literals:
-            return True
+            return (b"",)
         likely = self._of_word.get(word)
         if likely is None:
             if len(self._of_word) >= MOST_TELLING_KNOWN:
                 self._of_word.clear()
             likely = self._of_word[word] = _likely(word, self._words, self._literals)
-        return any(literal in line for literal in likely)
+        return likely
+
+
+def _any_in(line: bytes, literals: tuple[bytes, ...]) -> bool:
+    return any(literal in line for literal in literals)
 
 
 @functools.lru_cache(maxsize=4)

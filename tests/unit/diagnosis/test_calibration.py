@@ -79,9 +79,9 @@ def test_what_a_cut_log_cannot_tell_is_said_with_doubt() -> None:
 
 def test_what_nobody_wrote_a_pattern_for_is_said_with_doubt() -> None:
     """The line that tells is there in words that are not known."""
-    cases = [*WORKED, *load(CORPUS / "exam")][::4]
+    cases = [*WORKED, *load(CORPUS / "exam")][::2]
     high, sure = shares([item for item in judge(cases, "unknown-wording") if item.wrong])
-    assert (high <= 0.2, sure <= 0.5) == (True, True), (high, sure)
+    assert (high <= 0.15, sure <= 0.5) == (True, True), (high, sure)
 
 
 @pytest.mark.parametrize("name", ["whole", "cut-before-root"])
