@@ -31,6 +31,8 @@ class KvCache:
 
     Attributes:
         block_tokens: of a block.
+        address: of the first number.
+        side_numbers: how many a layer's keys take; its values lie behind them.
     """
 
     def __init__(self, config: DecoderConfig, geometry: PoolGeometry, device: torch.device | None = None) -> None:
@@ -41,17 +43,8 @@ class KvCache:
         shape = (len(config.layers), 2, geometry.end_block + 1, config.kv_heads, geometry.block_tokens, config.head_dim)
         self._memory = _host_zeros(shape) if device is None else torch.zeros(shape, device=device)
         self.block_tokens = geometry.block_tokens
+        self.address, self.side_numbers = self._memory.data_ptr(), math.prod(shape[2:])
         self._guards = {"between the regions": geometry.null_block, "behind the regions": geometry.end_block}
-
-    @property
-    def address(self) -> int:
-        """Of its first number."""
-        return self._memory.data_ptr()
-
-    @property
-    def side_numbers(self) -> int:
-        """How many a layer's keys take; its values lie behind them."""
-        return self._memory[0, 0].numel()
 
     def keys(self, layer: int) -> Tensor:
         """[end_block + 1, kv_heads, block_tokens, head_dim], contiguous."""

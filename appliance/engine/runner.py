@@ -109,7 +109,7 @@ class ModelRunner:
             attend = self._prefill_attention(spans, writes, self._mixed_rows(len(token_ids)))
             hidden = self._decoder.forward(*self._padded(token_ids, positions), attend)
         last = [span.begin + span.count - 1 for span, chunk in zip(spans, chunks, strict=True) if chunk.chooses]
-        return self._logits(hidden, torch.tensor(last)) if last else None
+        return self._logits(hidden, last) if last else None
 
     def decode(self, sequences: Several[Sequence]) -> Tensor:
         """One token of each: its newest, whose keys and values are written.
@@ -132,7 +132,7 @@ class ModelRunner:
             hidden = self._paged_forward(self._decoder, newest, positions, spans, [write])
         else:
             hidden = self._decoder.forward(*self._padded(newest, positions), self._decode_attention(readable, positions, write))
-        return self._logits(hidden, torch.tensor(order).argsort())
+        return self._logits(hidden, sorted(range(len(order)), key=order.__getitem__))
 
     def _paged_forward(
         self, decoder: Int8Decoder, token_ids: list[int], positions: list[int], spans: Several[Span], writes: Several[WritePlan]
@@ -202,9 +202,10 @@ class ModelRunner:
         extra = [0] * (padded_rows(len(token_ids)) - len(token_ids))
         return torch.tensor(token_ids + extra), torch.tensor(positions + extra)
 
-    def _logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
+        """Of these rows, in this order."""
         if isinstance(self._decoder, Int8Decoder):
-            return self._decoder.logits(hidden.index_select(0, rows))
-        extra = padded_rows(rows.shape[0]) - rows.shape[0]
-        chosen = hidden.index_select(0, torch.cat((rows, rows.new_zeros(extra))))
-        return self._decoder.logits(chosen)[: rows.shape[0]]
+            chosen = hidden if rows == list(range(hidden.shape[0])) else hidden.index_select(0, torch.tensor(rows))
+            return self._decoder.logits(chosen)
+        extra = [0] * (padded_rows(len(rows)) - len(rows))
+        return self._decoder.logits(hidden.index_select(0, torch.tensor(rows + extra)))[: len(rows)]

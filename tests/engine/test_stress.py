@@ -32,10 +32,9 @@ def soak(model: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[i
     return code, json.loads(said.out) if said.out else {}, said.err
 
 
-@pytest.mark.parametrize("weights_dtype", ["float32", "int8"])
-def test_a_sound_engine_passes_under_pressure(weights_dtype: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_engine_passes_under_pressure(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With everything that the soak is for: preemptions, answers set aside, evictions, clients that leave, comparisons."""
-    code, report, words = soak(tiny, capsys, "--weights-dtype", weights_dtype)
+    code, report, words = soak(tiny, capsys, "--weights-dtype", "int8")
     assert code == 0, words
     assert report["passed"]
     assert words.splitlines()[-1].startswith("passed: ")
@@ -43,7 +42,7 @@ def test_a_sound_engine_passes_under_pressure(weights_dtype: str, tiny: Path, ca
         assert report[what], what
 
 
-@pytest.mark.parametrize("fault", ["stray", "freed", "overrun"])
+@pytest.mark.parametrize("fault", ["stray", "overrun"])
 def test_planted_damage_is_found(fault: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A refused access, or a write behind the region's end: the round is named, and the exit code says it."""
     code, report, words = soak(tiny, capsys, "--fault", f"{fault}@40")
