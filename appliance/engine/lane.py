@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from appliance.engine.block_pool import PoolGeometry
 from appliance.engine.runner import ModelRunner
@@ -13,13 +13,16 @@ from appliance.engine.sequence import Sequence
 if TYPE_CHECKING:
     from appliance.engine.card_runner import CardRunner
 
+Runner: TypeAlias = "ModelRunner | CardRunner"
+"""What computes. The one for cards needs Triton, and is imported where there is a card."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lane:
     """What computes sequences. Each has blocks, a cache and books of its own."""
 
     scheduler: Scheduler
-    runner: ModelRunner | CardRunner
+    runner: Runner
 
     def apart(self, sequence: Sequence) -> Lane:
         """The safe path: a lane for this sequence alone, in memory that nobody else's block numbers can reach, just

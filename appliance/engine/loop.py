@@ -15,24 +15,19 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from appliance.core.launch import EngineLimits
 from appliance.engine.block_pool import PoolGeometry
-from appliance.engine.lane import Lane
+from appliance.engine.lane import Lane, Runner
 from appliance.engine.messages import EngineStats, FinishReason, GenerateRequest, Likelihood, RequestRefused, TokenOutput
 from appliance.engine.references import References, references_of
-from appliance.engine.runner import ModelRunner
 from appliance.engine.sampler import NoChoice, Tokens, choose
 from appliance.engine.scheduler import Chunk, Scheduler
 from appliance.engine.sequence import Sequence, Stage
 from appliance_kernels.kv_write.reference import Violation
 from appliance_kernels.sample.reference import tokens
-
-if TYPE_CHECKING:
-    from appliance.engine.card_runner import CardRunner
 
 log = logging.getLogger("appliance.engine.loop")
 
@@ -69,7 +64,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        runner: ModelRunner | CardRunner,
+        runner: Runner,
         scheduler: Scheduler,
         limits: EngineLimits,
         threads: int,

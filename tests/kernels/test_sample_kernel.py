@@ -40,9 +40,8 @@ def test_it_chooses_what_the_reference_chooses(monkeypatch: pytest.MonkeyPatch) 
         Draw(0.9, min_p=0.05, u=0.7),
         Draw(1.0, top_k=20, top_p=0.95, min_p=0.1, u=0.99),
     ]
-    draws += draws
-    spread = torch.tensor([0.1] * 9 + [3.0] * 9).unsqueeze(1)
-    logits = torch.randn(18, 701, generator=torch.Generator().manual_seed(1)) * spread
+    spread = torch.tensor([0.1, 3.0] * 5)[:9].unsqueeze(1)
+    logits = torch.randn(9, 701, generator=torch.Generator().manual_seed(1)) * spread
     found = CARD.tokens(logits, draws)
     judged = 0
     for row, draw, token in zip(logits, draws, found, strict=True):
@@ -51,7 +50,7 @@ def test_it_chooses_what_the_reference_chooses(monkeypatch: pytest.MonkeyPatch) 
         elif not _near_an_edge(row, draw):
             judged += 1
             assert token == sample(row, draw.temperature, draw.top_k, draw.top_p, draw.u, draw.min_p), draw
-    assert judged >= 14
+    assert judged >= 7
 
 
 def test_equal_ones_stand_in_the_order_of_their_ids() -> None:
