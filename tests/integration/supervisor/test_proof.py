@@ -32,6 +32,7 @@ class Box:
         python.write_text(f'#!/bin/sh\n[ -f "{self.limits}" ] && . "{self.limits}"\nexec "{sys.executable}" "$@"\n')
         python.chmod(0o755)
         self.settings = {
+            "engine.weights_dtype": "float32",  # the limits are made for these
             "engine.backend": "native", "engine.python": str(python), "model.path": str(model), "engine.threads": "1",
             "engine.warm_spare": "false", "engine.kv_pool_bytes": "128MiB", "engine.context_length_tokens": "1024",
             "engine.prefill_chunk_tokens": "1024", "supervisor.hang_floor_s": "60", "supervisor.hang_ceiling_s": "120",
