@@ -45,6 +45,7 @@ class CardRunner:
         self._whole = Guard(pool.words, pool.owners, 0, geometry.end_block)
         shape = CacheShape(geometry.block_tokens, config.kv_heads, config.group, geometry.null_block)
         self._cache = Cache(shape, config.head_dim, torch.float32, self._whole, self._violations)
+        self._short_of_memory = False
         self._window_of_layer = [layer.window_tokens for layer in config.layers]
         self._windows = sorted(set(self._window_of_layer))
 
@@ -112,13 +113,16 @@ class CardRunner:
             [n, vocab_size], on the card: the logits of the chunks that choose a token, in order; None when there are none.
 
         Raises:
-            torch.OutOfMemoryError: what the pass held has been given back.
+            torch.OutOfMemoryError: another one may be tried, which begins with an emptied cache of torch's.
             CardFailed: the process has to end.
         """
+        if self._short_of_memory:  # not where it was caught: the error still held what the pass had
+            torch.cuda.empty_cache()
+            self._short_of_memory = False
         try:
             return self._prefill(chunks)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+            self._short_of_memory = True
             raise
         except torch.AcceleratorError as error:
             raise CardFailed(str(error)) from error

@@ -85,3 +85,32 @@ def test_the_pretended_card_refuses_what_cuda_refuses() -> None:
             with pytest.raises(WrongDevice):
                 mix()
         assert card.launches == 1
+
+
+def test_a_card_without_memory_is_tried_again_and_a_failed_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop takes a RuntimeError of a prefill for want of memory; any other error of the driver must not look like one."""
+    from appliance.engine.card_runner import CardFailed, CardRunner
+
+    emptied: list[str] = []
+    results: list[object] = [torch.OutOfMemoryError("CUDA out of memory"), None, torch.AcceleratorError("an illegal memory access")]
+
+    class Failing(CardRunner):
+        def __init__(self) -> None:
+            self._short_of_memory = False
+
+        def _prefill(self, chunks: object) -> None:  # type: ignore[override]
+            result = results.pop(0)
+            if isinstance(result, Exception):
+                raise result
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("emptied"))
+    runner = Failing()
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.prefill([])
+    assert emptied == [], "nothing can be given back while the error holds it"
+    assert runner.prefill([]) is None
+    assert emptied == ["emptied"]
+    with pytest.raises(CardFailed, match="an illegal memory access") as caught:
+        runner.prefill([])
+    assert not isinstance(caught.value, RuntimeError)
+    assert emptied == ["emptied"]
