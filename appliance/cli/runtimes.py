@@ -175,7 +175,7 @@ def _prove(recipe: Recipe, folder: Path, environment: Mapping[str, str]) -> tupl
         version, _, torch = (
             _run([python, "-I", "-c", recipe.proof], environment, "import the engine", "please report this").strip().partition(" ")
         )
-        return recipe.version or version, torch
+        return recipe.version or version.removesuffix("+cpu"), torch
     program = _llama_server(folder)
     link = folder / "bin" / LLAMA_SERVER
     if not (link.exists() and link.samefile(program)):
@@ -190,11 +190,12 @@ def _prove(recipe: Recipe, folder: Path, environment: Mapping[str, str]) -> tupl
 
 
 def alias(recipe: Recipe, folder: Path) -> None:
-    """vLLM's own command asks for its version under its own name, which a build for CPUs does not have."""
+    """vLLM asks for its version under its own name, which a build for CPUs does not have, and knows by "cpu" in it what it is."""
     version = packages_of(str(folder / "bin" / "python")).get(recipe.distribution, "")
     if not version or recipe.distribution == recipe.kind.partition("-")[0] or recipe.engine != "vllm":
         return
     (libraries,) = libraries_of(str(folder / "bin" / "python"))
+    version = version if "cpu" in version else f"{version}+cpu"
     info = libraries / f"{recipe.engine}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {recipe.engine}\nVersion: {version}\n", encoding="utf-8")

