@@ -131,7 +131,7 @@ def test_one_that_an_engine_runs_from_is_kept(tmp_path: Path, ctl: Ctl) -> None:
     with subprocess.Popen([tmp_path / "runtimes/sglang-1.0/bin/python", "-c", "input()"], stdin=subprocess.PIPE) as engine:
         refused = ctl("--state-dir", tmp_path, "runtime", "remove", "sglang-1.0")
         assert (refused.code, f"is used by process {engine.pid}" in refused.err) == (1, True)
-        engine.communicate(b"\n", 10)
+        engine.communicate(b"\n", 60)
     assert ctl("--state-dir", tmp_path, "runtime", "remove", "sglang-2.0").code == 1
     assert ctl("--state-dir", tmp_path, "runtime", "remove", "sglang-1.0").code == 0
     assert not (tmp_path / "runtimes/sglang-1.0").exists()
