@@ -155,8 +155,12 @@ class Case:
 
     def ends_in(self, *names: str) -> bool:
         """Whether an event of these names stands in the engine's log after its last sign of life."""
+        return bool(self.last_words(*names))
+
+    def last_words(self, *names: str) -> list[Event]:
+        """The events of these names in the engine's log after its last sign of life."""
         last = max((event.order for event in self.named(*HEALTHY)), default=-1)
-        return any(event.order > last and event.source in ENGINE_SOURCES for event in self.named(*names))
+        return [event for event in self.named(*names) if event.order > last and event.source in ENGINE_SOURCES]
 
     @functools.cached_property
     def dead(self) -> bool:

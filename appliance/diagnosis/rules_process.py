@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from appliance.core.causes import Cause
@@ -23,6 +24,8 @@ _DEATHS: dict[str, tuple[Cause, int, int]] = {
     "SIGQUIT": (Cause.EXTERNAL_SIGTERM, 5, 60),
 }
 """Signal → cause, tier, rank. SIGABRT is missing on purpose: it says that the program gave up, never why."""
+_OF_ONE_CLIENT = re.compile(r"\b(?:Connection(?:Reset|Aborted)|BrokenPipe|IncompleteRead|Cancelled)Error\b|\bClientDisconnect")
+"""Ends one connection's task (asyncio: "Task exception was never retrieved"), never a process."""
 _PYTHON_ABORT = "Fatal Python error: Aborted"
 _DUMP_CRASHED = "while the stacks were printed after an abort"
 
@@ -107,7 +110,10 @@ def _by_its_parent(event: Event, case: Case) -> bool:
     """A parent ends its whole tree after a child failed; a child that is gone before that was ended by somebody else."""
     if event.source is Source.ENGINE_LOG:
         return case.last_before(event, "kill_tree", "sigquit", "exception", "broken_invariant") is not None
-    return case.has("kill_tree", "sigquit") or case.ends_in("wrapper", "exception", "runtime_failed", "startup_failed", "broken_invariant")
+    if case.has("kill_tree", "sigquit"):
+        return True
+    failed = case.last_words("wrapper", "exception", "runtime_failed", "startup_failed", "broken_invariant")
+    return any(not (one.name == "exception" and _OF_ONE_CLIENT.search(one.text)) for one in failed)
 
 
 def _host_memory_plan(event: Event, case: Case) -> Event | None:

@@ -292,3 +292,17 @@ def test_requests_aborted_by_a_death_are_not_its_cause() -> None:
         "INFO 06-13 02:36:52 async_llm_engine.py:167] Aborted request cmpl-1.\n"
     )
     assert diagnose(read_evidence(log, Source.ENGINE_LOG)).cause is Cause.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("last", "cause"),
+    [
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", Cause.KILLED_UNKNOWN),
+        ("RuntimeError: the scheduler's queue is broken", Cause.UNKNOWN),
+    ],
+    ids=["of-one-client", "of-the-engine"],
+)
+def test_a_clients_broken_connection_kills_nobody(last: str, cause: Cause) -> None:
+    """asyncio prints it and goes on; after a fault of the engine's own, the parent may have killed its tree itself."""
+    lines = log("Task exception was never retrieved", "Traceback (most recent call last):", last)
+    assert diagnose([*lines, ended(signal="SIGKILL")]).cause is cause
