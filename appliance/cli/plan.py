@@ -13,14 +13,16 @@ import click
 from appliance.cli.place import Place
 from appliance.cli.plan_facts import AUTO, find_gpu, find_model_path, read_model
 from appliance.cli.verbs import Verb
+from appliance.core.causes import Cause
 from appliance.core.errors import ApplianceError, ExitCode
 from appliance.core.units import KIB, parse_bytes
 from appliance.planner.choose import LOWEST
 from appliance.planner.engines import ENGINES, engine_name
 from appliance.planner.features import FEATURES
-from appliance.planner.inputs import Measured, PlanInputError, PlanInputs
+from appliance.planner.inputs import Choice, Measured, PlanInputError, PlanInputs, PlanRefused
 
 if TYPE_CHECKING:  # most plans are about other boxes
+    from appliance.core.plan import Rung
     from appliance.planner.calibration import Calibration
 
 
@@ -72,6 +74,15 @@ def _whole(_context: click.Context, parameter: click.Parameter, value: str | Non
     return int(value)
 
 
+def _cause(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Cause | None:
+    """A label of docs/failures.md."""
+    try:
+        return None if value is None else Cause.of(value)
+    except KeyError:
+        hint = "write a label of failures.md in the documentation, such as cuda_oom_prefill"
+        raise click.BadParameter(f"{shortened(value or '')} is no cause: {hint}") from None
+
+
 _DIGITS_MAX = 15
 _FRACTION = re.compile(r"[0-9]*\.?[0-9]+|[0-9]+\.")
 
@@ -112,6 +123,7 @@ def shortened(value: str) -> str:
 @click.option("--unmeasured", is_flag=True, help="Leave out what starts and proof runs on this box measured.")
 @click.option("--red-line", callback=_red_line, default="0.95", show_default=True, help="The highest fraction that is chosen.")
 @click.option("--from-log", "log_file", metavar="FILE", help="Read the terms out of an engine's start-up log; - for stdin.")
+@click.option("--after", "after", callback=_cause, metavar="CAUSE", help="And the rungs below, should the engine be lost to this cause.")
 @click.option("--json", "as_json", is_flag=True, help="Print data for programs.")
 @click.option("--explain", is_flag=True, help="A sentence a term.")
 @click.option("--flags", "as_flags", is_flag=True, help="Print the engine's command line alone.")
@@ -128,6 +140,7 @@ def plan(place: Place, /, **given: Any) -> ExitCode:
       appliancectl plan --model ~/models/Qwen3.8-27B --gpu rtx3090 --kv-dtype fp8_e4m3
       appliancectl plan --model config.json --gpu 24GiB --weights 17.67GiB --mem-fraction 0.95
       appliancectl plan --model qwen3-14b --gpu rtx3090 --tp 2 --engine vllm --json
+      appliancectl plan --model qwen3-14b --gpu rtx3090 --after cuda_oom_prefill
       appliancectl plan --from-log engine.log --model config.json
     """
     if given["log_file"]:
@@ -140,7 +153,6 @@ def plan(place: Place, /, **given: Any) -> ExitCode:
 def plan_and_print(inputs: PlanInputs, given: Mapping[str, Any], compared: tuple[Any, ...] = ()) -> ExitCode:
     """Plan, and show it as it was asked for."""
     from appliance.cli import plan_report
-    from appliance.planner.inputs import PlanRefused
     from appliance.planner.ways_out import plan as planned
 
     try:
@@ -149,13 +161,23 @@ def plan_and_print(inputs: PlanInputs, given: Mapping[str, Any], compared: tuple
         result = refused
     if given["svg_file"]:
         plan_report.write_svg(result, given["svg_file"])
+    rungs = _rungs_below(result, given["after"]) if given["after"] is not None and isinstance(result, Choice) else None
     if given["as_json"]:
-        plan_report.print_json(result, compared)
+        plan_report.print_json(result, compared, rungs)
     elif given["as_flags"] and not isinstance(result, PlanRefused):
         click.echo(plan_report.command_line(result))
     else:
         plan_report.print_words(result, explain=given["explain"], compared=compared)
+        if rungs is not None:
+            plan_report.print_rungs(given["after"], rungs)
     return ExitCode.BAD if isinstance(result, PlanRefused) else ExitCode.OK
+
+
+def _rungs_below(choice: Choice, cause: Cause) -> tuple[Rung, ...]:
+    """What the supervisor would be offered."""
+    from appliance.planner.ladder import ladder
+
+    return ladder(choice.inputs, cause, failed=choice.rung)
 
 
 def _inputs(place: Place, given: Mapping[str, Any]) -> PlanInputs:

@@ -10,7 +10,9 @@ import click
 
 from appliance import flags
 from appliance.cli.printing import WIDTH, bad, bold, faint, good, say, say_json, table, uncertain, wrapped
-from appliance.core.plan import MemoryPlan
+from appliance.control.codec import rung_to_json
+from appliance.core.causes import Cause
+from appliance.core.plan import MemoryPlan, Rung
 from appliance.core.units import format_bytes
 from appliance.core.versions import version_of
 from appliance.flags import EngineWords
@@ -45,9 +47,10 @@ def command_line(choice: Choice) -> str:
     return shlex.join((*variables, *flags.rules_of(choice.inputs.engine).program, *words.arguments))
 
 
-def print_json(result: Result, compared: tuple[Any, ...] = ()) -> None:
+def print_json(result: Result, compared: tuple[Any, ...] = (), rungs: tuple[Rung, ...] | None = None) -> None:
     """The keys of docs/budget.md."""
-    say_json(document(result, compared))
+    answer = document(result, compared)
+    say_json(answer if rungs is None else {**answer, "ladder": [rung_to_json(rung) for rung in rungs]})
 
 
 def document(result: Result, compared: tuple[Any, ...] = ()) -> dict[str, Any]:
@@ -155,6 +158,18 @@ def _print_refusal(refused: PlanRefused) -> None:
         say("What would make it run:")
     for way in refused.ways_out:
         _print_wrapped(f"- {way.change}: {way.gain}  {faint(shlex.join(way.options))}")
+
+
+def print_rungs(cause: Cause, rungs: tuple[Rung, ...]) -> None:
+    """What each gives up and gains."""
+    say()
+    if not rungs:
+        _print_wrapped(f"After {cause.label} no other setting helps: the engine is started again as it was, or parked.")
+        return
+    say(f"After {cause.label}, one after the other:")
+    for rung in rungs:
+        setting = f"fraction {rung.mem_fraction:.4g}, context {rung.context_length_tokens:,}"
+        _print_wrapped(f"{bold(str(rung.index))}  {rung.gives_up}; gains {rung.gains}  {faint(f'({setting})')}")
 
 
 def _print_table(result: Result) -> None:

@@ -56,6 +56,7 @@ class PlanInputs:
         context_length_tokens: this much is wanted; None: as much as fits.
         min_context_tokens: a choice with less is refused.
         kv_dtype: "auto": the model's dtype.
+        weights_dtype: of the built-in engine (`engine.weights_dtype`): float32 or int8; empty: its default.
         prefill_chunk_tokens, max_running: None: a default that `resolve` names.
         draft_tokens: drafted tokens a step of speculative decoding; 0: none.
         state_dtype, state_slots: of linear layers; None: a default that `resolve` names.
@@ -76,6 +77,7 @@ class PlanInputs:
     context_length_tokens: int | None = None
     min_context_tokens: int = 0
     kv_dtype: str = "auto"
+    weights_dtype: str = ""
     tensor_parallel: int = 1
     prefill_chunk_tokens: int | None = None
     max_running: int | None = None

@@ -260,7 +260,8 @@ def _more_tokens(before: Step, after: Step) -> str:
     more = after.plan.kv_tokens - before.plan.kv_tokens
     if more > 0:
         return f"{more:,} tokens of KV cache"
-    return f"{gib(max(0, after.plan.headroom_bytes - before.plan.headroom_bytes))} of headroom"
+    headroom_bytes = after.plan.headroom_bytes - before.plan.headroom_bytes
+    return f"{gib(headroom_bytes)} of headroom" if headroom_bytes > 0 else "less at once in one step"
 
 
 def _context_price(before: Step, after: Step) -> str:

@@ -1,7 +1,8 @@
 """The built-in CPU engine's arithmetic (appliance/engine: build.py, block_pool.py, kv_cache.py), on the machine's memory instead of a card.
 
 pool tokens = (pool bytes ÷ block bytes − 1) × block tokens, the block taken off being the null block; 60 % of the blocks hold prompts and
-40 % answers. Keys, values and activations are 32 bits wide; 16-bit checkpoints are widened when they are loaded.
+40 % answers. Keys, values and activations are 32 bits wide; weights are served in 8 bits with a 16-bit scale for each 32 of them, or in 32
+(`engine.weights_dtype`; kernels/x86/int8.h).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ PROCESS_BYTES = 350 * MIB
 PREFILL_SHARE = 0.6
 """engine.prefill_fraction: blocks that hold prompts."""
 _NUMBER_BYTES = 4
+_SERVED = {"float32": (4.0, "32 bits"), "int8": (1 + 2 / 32, "8 bits and scales")}
+"""engine.weights_dtype → bytes of one number, and how it is said."""
 _TILE_TOKENS = 64
 """Query tokens whose scores are computed together (kernels/paged_prefill)."""
 
@@ -40,12 +43,15 @@ def resolve(inputs: PlanInputs) -> PlanInputs:
         assumed.append("prefill chunk of 256 tokens")
     if inputs.max_running is None:
         assumed.append("8 sequences at once")
+    if not inputs.weights_dtype:
+        assumed.append("weights served in 8 bits (engine.weights_dtype)")
     return replace(
         inputs,
         prefill_chunk_tokens=inputs.prefill_chunk_tokens or 256,
         max_running=inputs.max_running or 8,
         block_tokens=inputs.block_tokens or 16,
         kv_dtype="float32",
+        weights_dtype=inputs.weights_dtype or "int8",
         tensor_parallel=1,
         draft_tokens=0,
         assumptions=tuple(assumed),
@@ -60,10 +66,11 @@ def free_at_start(inputs: PlanInputs) -> Term:
 
 
 def weights(inputs: PlanInputs) -> Term:
-    """The checkpoint in 32 bits."""
+    """The checkpoint in 32 bits a number, or in 8 with a 16-bit scale for each 32 numbers."""
     own = dtype_bytes(inputs.model.dtype) if not inputs.model.quantisation else _NUMBER_BYTES
-    size = round(loaded_weight_bytes(inputs) * _NUMBER_BYTES / own)
-    formula = f"{gib(inputs.model.weight_bytes)} in {inputs.model.dtype}, served in 32 bits"
+    served_bytes, served = _SERVED[inputs.weights_dtype]
+    size = round(loaded_weight_bytes(inputs) * served_bytes / own)
+    formula = f"{gib(inputs.model.weight_bytes)} in {inputs.model.dtype}, served in {served}"
     return link(inputs, "weights", inputs.measured.weight_bytes, size, formula, inputs.model.weights_from)
 
 

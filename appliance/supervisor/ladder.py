@@ -126,6 +126,7 @@ class Ladders:
             mem_fraction=rung.mem_fraction,
             context_length_tokens=rung.context_length_tokens or None,
             kv_dtype=rung.kv_dtype or "auto",
+            weights_dtype=config.engine.weights_dtype if native else "",
             tensor_parallel=rung.tensor_parallel,
             prefill_chunk_tokens=rung.prefill_chunk_tokens,
             max_running=rung.max_running,

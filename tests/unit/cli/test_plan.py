@@ -79,7 +79,7 @@ def test_a_refusals_options_make_a_second_plan_fit(ctl, article: list[str]) -> N
         "--model mistral-small-24b --gpu 24GiB --engine sglang --mem-fraction 0.99",
         "--model qwen3-14b --gpu 24GiB --engine vllm --kv-pool 1GiB --context 40960",
         "--model llama-3.1-8b --gpu 24GiB --engine sglang --free 10GiB",
-        "--model smollm2-135m --gpu 600MiB --engine native",
+        "--model smollm2-135m --gpu 540MiB --engine native",
     ],
 )
 def test_every_way_out_on_the_command_line_works(ctl, arguments: str) -> None:
@@ -105,6 +105,24 @@ def test_a_sentence_a_term(ctl, article: list[str]) -> None:
     said = ctl(*article, "--explain").out
     assert "free at start: 23.56 GiB free" in said
     assert "linear state: measured (given)" in said
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("cuda_oom_prefill", ["1 prefill speed: chunks of 1,024 tokens instead of 2,048", "costs no context", "2 long"]),
+        ("kv_pool_too_small", ["tokens of KV cache at a fraction of 0.9"]),
+        ("port_in_use", ["no other setting helps"]),
+    ],
+)
+def test_the_rungs_below_say_what_they_give_up_and_gain(ctl, article: list[str], cause: str, said: list[str]) -> None:
+    """As the supervisor would be offered them for that cause; the same in --json."""
+    words = " ".join(ctl(*article, "--mem-fraction", "0.93", "--chunk", "2048", "--after", cause).out.split())
+    below = words[words.index(f"fter {cause}") :]
+    assert all(one in below for one in said)
+    answer = json.loads(ctl(*article, "--mem-fraction", "0.93", "--chunk", "2048", "--after", cause, "--json").out)
+    assert [rung["index"] for rung in answer["ladder"]] == list(range(1, 1 + len(answer["ladder"])))
+    assert ("; gains " in below) == bool(answer["ladder"])
 
 
 def test_flags_alone_are_a_command_line(ctl, article: list[str]) -> None:

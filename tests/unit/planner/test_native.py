@@ -1,5 +1,7 @@
 """The built-in engine's arithmetic is the engine's own."""
 
+from dataclasses import replace
+
 from appliance.core.plan import GpuFacts
 from appliance.core.units import GIB
 from appliance.engine.block_pool import PoolGeometry
@@ -26,9 +28,11 @@ def test_the_pool_has_as_many_tokens_as_the_engine_makes_of_its_bytes() -> None:
     assert choice.plan.kv_tokens == geometry.total_blocks * geometry.block_tokens
 
 
-def test_sixteen_bit_weights_are_served_in_32() -> None:
-    """The checkpoint doubles."""
-    assert plan(_machine(4.0)).plan.weight_bytes == 2 * SMOLLM.weight_bytes
+def test_sixteen_bit_weights_are_served_in_8_or_in_32() -> None:
+    """One byte a number and a 16-bit scale for each 32, as the engine packs them by default; the checkpoint doubles in float32."""
+    numbers = SMOLLM.weight_bytes // 2
+    assert plan(_machine(4.0)).plan.weight_bytes == round(numbers * (1 + 2 / 32))
+    assert plan(replace(_machine(4.0), weights_dtype="float32")).plan.weight_bytes == 4 * numbers
 
 
 def test_a_small_model_does_not_take_the_whole_machine() -> None:
