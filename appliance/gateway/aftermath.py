@@ -104,7 +104,13 @@ class Aftermath:
             losses.survived()
             request.lost_life = None
         elif alone_s is not None and losses.suspected:
-            losses.chances.append(chance_of_death(self._gate.deaths, losses.crashes, alone_s))
+            losses.chances.append(chance_of_death(self._gate.deaths, self._own(request), alone_s))
+
+    def _own(self, request: LiveRequest) -> set[int]:
+        """Generations that died with this body, in whosever request: they are no sign that engines die without it."""
+        fingerprint = self._inflight.fingerprint_of(request)
+        same = (other for other in self._inflight if other.losses.crashes and self._inflight.fingerprint_of(other) == fingerprint)
+        return {generation for other in same for generation in other.losses.crashes}.union(request.losses.crashes)
 
     async def _convict(self, request: LiveRequest, life: Life) -> NoReturn:
         incident_id = await self._gate.incident_of(life, INCIDENT_WAIT_S)

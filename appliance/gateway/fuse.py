@@ -38,6 +38,8 @@ COUNTS_AT_ONCE = 2
 ANSWER_MAX_BYTES = 64 * 1024
 SAID_MAX = 3
 """Fused lengths in one sentence."""
+WEIGH_AFTER_S = 0.3
+"""Those who wait for the engine go first, and it may die of them once more."""
 LEARN_MAX_S = 300.0
 """How long the next engine is waited for, to count a prompt that has killed the last one."""
 
@@ -129,7 +131,7 @@ class Fuse:
     def __init__(self, admission: AdmissionTable, gate: Gate, metrics: Metrics, lethal: LethalLengths) -> None:
         self._admission = admission
         self._lethal = lethal
-        self._learning: set[asyncio.Task[None]] = set()
+        self._weighing: set[asyncio.Task[None]] = set()
         self._gate = gate
         self._metrics = metrics
         self._turn = asyncio.Semaphore(COUNTS_AT_ONCE)
@@ -148,7 +150,7 @@ class Fuse:
             return
         limits = self._limits_now()
         refused = None
-        if request.prompt_tokens is None and (request.losses.lives or must_count(len(request.body), limits)):
+        if request.prompt_tokens is None and must_count(len(request.body), limits):
             refused = await self._count(request)
         if request.prompt_tokens is not None:
             refused = judge(request.prompt_tokens, limits, COUNTED[request.path])
@@ -211,10 +213,20 @@ class Fuse:
 
     def learn(self, request: LiveRequest, fingerprint: str) -> None:
         """A request was convicted of killing engines: when the next one is there, it says how long the prompt was."""
+
+        def learned(tokens: int) -> None:
+            if self._lethal.convicted(tokens, fingerprint):
+                self._metrics.learned_lengths += 1
+                log.warning("prompts of exactly %d tokens are refused from now on: engines died of different ones, alone with each", tokens)
+
+        self.weigh(request, 0, learned)
+
+    def weigh(self, request: LiveRequest, above: int, told: Callable[[int], None]) -> None:
+        """Have it counted by an engine life above this one, as soon as there is one; meanwhile the request itself goes its way."""
         if request.path in COUNTED and self._admission.length_policy != "any":
-            task = asyncio.get_running_loop().create_task(self._learn(request, fingerprint))
-            self._learning.add(task)
-            task.add_done_callback(self._learning.discard)
+            task = asyncio.get_running_loop().create_task(self._weigh(request, above, told))
+            self._weighing.add(task)
+            task.add_done_callback(self._weighing.discard)
 
     @property
     def learned(self) -> Mapping[int, str]:
@@ -235,19 +247,22 @@ class Fuse:
         said = [f"prompts of exactly {tokens} tokens are refused, because {why}" for tokens, why in sorted(self.learned.items())]
         return "; ".join(said[:SAID_MAX]) + (f"; and {len(said) - SAID_MAX} lengths more" if len(said) > SAID_MAX else "")
 
-    async def _learn(self, request: LiveRequest, fingerprint: str) -> None:
+    async def _weigh(self, request: LiveRequest, above: int, told: Callable[[int], None]) -> None:
         due_s = asyncio.get_running_loop().time() + LEARN_MAX_S
-        tokens = request.prompt_tokens
-        while tokens is None and asyncio.get_running_loop().time() < due_s:
-            if self._gate.standing is Standing.OPEN:
-                tokens, refused = await self._counted(request, request.body)
-                if refused is not None or (self._gate.life is not None and self._gate.life.generation == self._cannot_count):
-                    return
-            if tokens is None:
+        while asyncio.get_running_loop().time() < due_s:
+            life = self._gate.life
+            if self._gate.standing is not Standing.OPEN or life is None or life.generation <= above:
                 await self._gate.news(1.0)
-        if tokens is not None and self._lethal.convicted(tokens, fingerprint):
-            self._metrics.learned_lengths += 1
-            log.warning("prompts of exactly %d tokens are refused from now on: engines died of different ones, alone with each", tokens)
+                continue
+            await asyncio.sleep(WEIGH_AFTER_S)
+            if self._gate.life is life and self._gate.standing is Standing.OPEN:
+                tokens, refused = request.prompt_tokens, None
+                if tokens is None:
+                    tokens, refused = await self._counted(request, request.body)
+                if tokens is not None:
+                    told(tokens)
+                if tokens is not None or refused is not None or life.generation == self._cannot_count:
+                    return
 
     async def _count(self, request: LiveRequest) -> Refused | None:
         """Sets `prompt_tokens`, if the engine answers; its refusal, where it says that the prompt is too long."""

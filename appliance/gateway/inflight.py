@@ -59,7 +59,6 @@ class LiveRequest:
         waited_s: between losing an engine and being given to the next one, over all its losses.
         way: how it was given to the engine that has it, or had it last.
         got_further: with that engine, than ever before.
-        lost_generation: the last engine that was lost with it, until that has been reported with its length; 0: none.
         lost_life: the engine it has lost, until it is given to another one or that one turns out to live.
         connection: to that engine, while the answer is coming.
         notes, said: what is known of the answer so far, as far as engines have noted it, or as the client was sent it.
@@ -89,7 +88,6 @@ class LiveRequest:
     waited_s: float = 0.0
     way: Way = Way.PLAIN
     got_further: bool = False
-    lost_generation: int = 0
     lost_life: Life | None = None
     connection: Connection | None = None
     notes: Notes = field(default_factory=Notes)

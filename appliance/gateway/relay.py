@@ -119,7 +119,6 @@ class Relay:
         if life is None or self._gate.standing is not Standing.OPEN:
             return UpstreamLost(LossKind.CONNECT, "the engine went away in this moment")
         await self._fuse.check(request)  # nobody could count it before, or this life holds less than the last one
-        self._tell_length(request)
         request.generation = life.generation
         request.attempt += 1
         try:
@@ -131,18 +130,17 @@ class Relay:
                 log.warning("generation %d lost with %d requests in flight: %s", life.generation, len(shapes), lost)
                 self._reporter.upstream_lost(shapes)
             if lost.delivered:
-                request.lost_life, request.lost_generation = life, life.generation
+                request.lost_life = life
+                self._tell_length(request, life.generation)
             else:
                 request.attempt -= 1
             return lost
         return None
 
-    def _tell_length(self, request: LiveRequest) -> None:
-        """An engine was lost with it, and now it has been counted: lengths that crashes have in common are diagnosis's to find."""
-        if request.lost_generation and request.prompt_tokens is not None:
-            (shape,) = self._inflight.shapes([request])
-            self._reporter.weighed(replace(shape, generation=request.lost_generation))
-            request.lost_generation = 0
+    def _tell_length(self, request: LiveRequest, generation: int) -> None:
+        """This life was lost with it; the next one counts it: lengths that crashes have in common are diagnosis's to find."""
+        (shape,) = self._inflight.shapes([request])
+        self._fuse.weigh(request, generation, lambda tokens: self._reporter.weighed(replace(shape, prompt_tokens=tokens)))
 
     async def _admit(self, request: LiveRequest, lane: Lane, *, returning: bool) -> None:
         """Wait for its turn, or, for a suspect, for its trial. Raises Refused."""
