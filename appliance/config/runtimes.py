@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from appliance.config.schema import Config
+from appliance.config.schema import Config, EngineTable
 from appliance.core.versions import Version, version_of
 
 RUNTIMES = "runtimes"
@@ -71,6 +71,15 @@ def runtime_of(program: str) -> str:
     """The name of the environment that an interpreter or program belongs to; empty where it is none of ours."""
     parts = Path(program).parts
     return parts[-3] if parts[-4:-3] == (RUNTIMES,) else ""
+
+
+def name_in_force(engine: EngineTable) -> str:
+    """The name of the environment that the engine goes by, also of one that is gone or cannot be run; empty where it goes by none."""
+    program = engine.program or engine.python
+    if not runtime_of(program):
+        return ""
+    folder = Path(program).parents[1]
+    return folder.readlink().name if folder.is_symlink() else folder.name
 
 
 def go_back(configured: str, name: str) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from appliance.backends import Backend
-from appliance.config.schema import Config
+from appliance.config.runtimes import name_in_force
+from appliance.config.schema import Config, EngineTable
 from appliance.control.codec import incident_to_json, to_json
 from appliance.core.action import Action, ActionKind
 from appliance.core.causes import Cause
@@ -200,8 +201,12 @@ def launch_facts(config: Config, spec: LaunchSpec) -> dict[str, object]:
     return facts
 
 
-def cannot_plan(error: ApplianceError) -> Diagnosis:
+def plan_failed(generation: int, error: ApplianceError, engine: EngineTable) -> ev.PlanFailed:
     """There is nothing to start, and the backend says why."""
+    return ev.PlanFailed(generation, _cannot_plan(error), incident_id(), name_in_force(engine))
+
+
+def _cannot_plan(error: ApplianceError) -> Diagnosis:
     root = Citation(Source.PROBE, 0, error.message)
     remedies = (error.hint,) if error.hint else ()
     cause = Cause.MODEL_MISSING if isinstance(error, ModelError) else Cause.ENGINE_CONFIG

@@ -28,7 +28,7 @@ from appliance.supervisor import events as ev
 from appliance.supervisor.aftermath import examine
 from appliance.supervisor.budget import Budget
 from appliance.supervisor.card_ledger import CardLedger
-from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, cannot_plan, incident_id, launch_facts
+from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, launch_facts, plan_failed
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.flight_recorder import FlightRecorder
 from appliance.supervisor.forensic_bench import ForensicBench
@@ -302,7 +302,7 @@ class Supervisor:
             spec = self.backend.launch_spec(config, effect.rung, effect.generation, self.run_dir.path)
             spec = self.gpu.fitted(spec, self.config) if self.state.uses_gpu else spec
         except ApplianceError as error:
-            self.post(ev.PlanFailed(effect.generation, cannot_plan(error), incident_id()))
+            self.post(plan_failed(effect.generation, error, self.config.engine))
         else:
             self.post(ev.Planned(effect.generation, self.bench.make_room(self.bench.fit(spec, effect.generation))))
 

@@ -246,6 +246,14 @@ def _is_the_runtime(cause: Cause, failure: Failure, history: History, rung: Rung
     return is_new and failure.phase is Phase.START and not failure.outside and not failure.refused and cause not in _NOT_THE_RUNTIME
 
 
+def after_failed_plan(diagnosis: Diagnosis, history: History, rung: Rung, failure: Failure, settings: MachineSettings) -> Action:
+    """Nothing could be started at all: an environment that is gone or does not fit the driver is left for the one that served; else only a
+    person can help."""
+    if _is_the_runtime(diagnosis.cause, failure, history, rung) and history.start_failures < settings.start_failures_max:
+        return _roll_back(diagnosis, history, rung, failure.runtime)
+    return _park(diagnosis, "")
+
+
 def _roll_back(diagnosis: Diagnosis, history: History, rung: Rung, failed: str) -> Action:
     did = f"went back to the runtime {history.runtime} from {failed}, which has never served,"
     return Action(ActionKind.ROLL_BACK, because(did, diagnosis), rung=rung, runtime=history.runtime)
@@ -331,13 +339,9 @@ def _use_remaining(
 
 
 def _park(diagnosis: Diagnosis, circumstance: str) -> Action:
-    return Action(ActionKind.PARK, park_basis(circumstance, diagnosis))
-
-
-def park_basis(circumstance: str, diagnosis: Diagnosis) -> str:
-    """The sentence of a PARKED engine, with what the owner should do."""
+    """With what the owner should do."""
     cure = f"{diagnosis.remedies[0].rstrip('.')}, then appliancectl resume" if diagnosis.remedies else "appliancectl resume"
-    return f"{because(f'parked{circumstance}', diagnosis)}; to do: {cure}"
+    return Action(ActionKind.PARK, f"{because(f'parked{circumstance}', diagnosis)}; to do: {cure}")
 
 
 def because(did: str, diagnosis: Diagnosis) -> str:

@@ -59,11 +59,16 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """No command line can be made, such as a model folder that is missing. Only a person can change that."""
+    """No command line can be made, such as a model folder that is missing. Only a person can change that, but for a runtime that is broken.
+
+    Attributes:
+        runtime: the environment in force; empty where it has no name.
+    """
 
     generation: int
     diagnosis: Diagnosis
     incident_id: str
+    runtime: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from appliance.core.action import Action, ActionKind
 from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
 from appliance.supervisor.history import Failure, Phase
 from appliance.supervisor.machine.failing import fail
 from appliance.supervisor.machine.rungs import relaid
 from appliance.supervisor.machine.state import MachineState, Step, move, park, plan, told
-from appliance.supervisor.policy import park_basis
+from appliance.supervisor.policy import after_failed_plan
 
 
 def on_gpu(state: MachineState, event: ev.GpuReady | ev.NoGpu | ev.GpuWaiting | ev.CardsGone, now_s: float) -> Step:
@@ -46,11 +45,17 @@ def on_planned(state: MachineState, event: ev.Planned, now_s: float) -> Step:
 
 
 def on_plan_failed(state: MachineState, event: ev.PlanFailed, now_s: float) -> Step:
-    """Nothing to start, and only a person can change that."""
-    failure = Failure(now_s, state.generation, Phase.START, state.history.rung, event.diagnosis.sentence)
-    action = Action(ActionKind.PARK, park_basis("", event.diagnosis))
+    """Nothing to start: back to the runtime that served, or parked."""
+    failure = Failure(now_s, state.generation, Phase.START, state.history.rung, event.diagnosis.sentence, runtime=event.runtime)
+    history = state.history.with_failure(event.diagnosis.cause, Phase.START, state.rung)
+    action = after_failed_plan(event.diagnosis, history, state.rung, failure, state.settings)
     record = ev.RecordIncident(event.incident_id, failure, event.diagnosis, action, state.history.rung)
-    parked, effects = park(replace(state, incident_id=event.incident_id), action.basis, now_s)
+    seen = replace(state, incident_id=event.incident_id)
+    if action.runtime is not None:
+        recovering = state.recovering or (event.incident_id, now_s)
+        again, effects = plan(replace(seen, history=history, basis=action.basis, recovering=recovering), now_s, action.basis)
+        return again, (record, ev.UseRuntime(action.runtime), *effects)
+    parked, effects = park(seen, action.basis, now_s)
     return parked, (record, *effects)
 
 

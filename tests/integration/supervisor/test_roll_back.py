@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from appliance.config.runtimes import current_runtime, put_in_force
 from tests.integration.supervisor.harness import QUICK, ROOT, Applianced
@@ -23,7 +26,8 @@ def _runtime(box: Path, name: str, does: str) -> Path:
     return folder
 
 
-def test_the_service_outlives_a_runtime_that_cannot_start(applianced: Callable[..., Applianced], tmp_path: Path) -> None:
+@pytest.mark.parametrize("harm", ["it-cannot-start", "it-is-gone"])
+def test_the_service_outlives_a_runtime_that_cannot_start(applianced: Callable[..., Applianced], tmp_path: Path, harm: str) -> None:
     """Switched to it, the engine dies: back on the old one with the reason, also for the starts after it; nobody is parked."""
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / "model").mkdir(exist_ok=True)
@@ -34,9 +38,11 @@ def test_the_service_outlives_a_runtime_that_cannot_start(applianced: Callable[.
     one = applianced(settings=QUICK | {"engine.backend": "native", "engine.warm_spare": "false", "model.path": str(tmp_path / "model")})
     before = one.wait_state("serving")
     put_in_force(broken)
+    if harm == "it-is-gone":
+        shutil.rmtree(broken)
     os.kill(before["engine_pid"], signal.SIGKILL)
-    after = one.wait_state("serving", above=before["generation"] + 1)
-    assert after["generation"] == 3
+    after = one.wait_state("serving", above=before["generation"])
+    assert after["generation"] == (3 if harm == "it-cannot-start" else 2)
     assert current_runtime(tmp_path / "state") == good
     newest, first = one.wait_incident(2)
     assert (newest["action"]["kind"], first["action"]["kind"]) == ("roll_back", "restart_same")

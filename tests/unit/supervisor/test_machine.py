@@ -154,6 +154,21 @@ def test_what_cannot_be_planned_parks_with_an_incident() -> None:
     assert drive.state.incident_id == "inc-1"
 
 
+def test_a_runtime_that_is_gone_is_left_for_the_one_that_served() -> None:
+    """At once, with the incident; as often as starts may fail, should the link be stuck. The served one's own trouble is a person's."""
+    gone = ev.PlanFailed(1, make_diagnosis(Cause.ENGINE_CONFIG), "inc-1", "native-2")
+    drive = Drive(replace(make_state(), history=History(runtime="native-1"))).give(ev.Started(), ev.NoGpu("no card"), gone)
+    assert drive.of(ev.UseRuntime) == [ev.UseRuntime("native-1")]
+    assert drive.of(ev.RecordIncident)[0].action.kind is ActionKind.ROLL_BACK
+    assert drive.state.state is State.PLANNING
+    drive.give(*(replace(gone, incident_id=f"inc-{number}") for number in range(2, 9)))
+    assert drive.state.state is State.PARKED
+    served = Drive(replace(make_state(), history=History(runtime="native-1"))).give(
+        ev.Started(), ev.NoGpu("no card"), replace(gone, runtime="native-1")
+    )
+    assert served.state.state is State.PARKED
+
+
 def test_a_spawn_that_fails_is_diagnosed() -> None:
     """exec failed: no group to wait for, straight to the verdict."""
     drive = Drive().give(ev.Started(), ev.NoGpu("no card"), ev.Planned(1, make_spec()), ev.SpawnFailed(1, "no such file"))

@@ -34,7 +34,7 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
         case ev.Planned:
             return ev.Planned(generation + 1, replace(make_spec(generation + 1), runtime=data.draw(RUNTIMES)))
         case ev.PlanFailed:
-            return ev.PlanFailed(generation + 1, make_diagnosis(data.draw(st.sampled_from(Cause))), "inc")
+            return ev.PlanFailed(generation + 1, make_diagnosis(data.draw(st.sampled_from(Cause))), "inc", data.draw(RUNTIMES))
         case ev.EngineReady:
             return ev.EngineReady(generation, LIMITS)
         case ev.Progress:
