@@ -160,6 +160,7 @@ def _on_card(settings: EngineSettings, config: DecoderConfig, geometry: PoolGeom
     from appliance.engine.card import build_on_card, open_card
     from appliance.engine.weights import ModelWeights
 
+    _refuse_host_options(settings)
     card = open_card()
     log.info("Load weight begin. model=%s device=%s", settings.model_path, card.device)
     started_s = time.monotonic()
@@ -167,6 +168,18 @@ def _on_card(settings: EngineSettings, config: DecoderConfig, geometry: PoolGeom
     runner, pool = build_on_card(card, config, weights, geometry, settings.swap_bytes)
     log.info("Load weight end. bytes=%d elapsed=%.2f s", weights.served_bytes, time.monotonic() - started_s)
     return runner, pool, card.tokens
+
+
+def _refuse_host_options(settings: EngineSettings) -> None:
+    """What the card's path does not know is not left out in silence."""
+    given = {
+        "--weights-dtype int8": settings.weights_dtype == "int8",
+        "--weight-holder": bool(settings.weight_holder),
+        "--fault": settings.fault is not None,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise BudgetError(f"{option} is for the CPU; --device cuda has no part in it", hint=f"leave {option} out")
 
 
 def _context_tokens(settings: EngineSettings, config: DecoderConfig, geometry: PoolGeometry) -> int:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,3 +115,19 @@ def test_a_card_without_memory_is_tried_again_and_a_failed_one_is_not(monkeypatc
         runner.prefill([])
     assert not isinstance(caught.value, RuntimeError)
     assert emptied == ["emptied"]
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("--weights-dtype int8", {"weights_dtype": "int8"}),
+        ("--weight-holder", {"weight_holder": "/run/holder.sock"}),
+        ("--fault", {"fault": ("stop", 3)}),
+    ],
+)
+def test_what_a_card_does_not_know_is_refused(option: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Named, before any card is looked for; it is not left out in silence."""
+    save_checkpoint(LLAMA, tmp_path)
+    with pytest.raises(BudgetError, match=f"{option} is for the CPU") as caught:
+        load_parts(EngineSettings(tmp_path, device="cuda", **changes))
+    assert caught.value.hint == f"leave {option} out"
