@@ -67,6 +67,7 @@ format: venv ## Lay the code out as `make check` wants it, and rewrite what is g
 	$(BIN)/python -m appliance.config.manual > docs/man/appliance.toml.5
 	$(BIN)/python -m appliance.config.reference > docs/configuration.md
 	$(BIN)/python -m appliance.supervisor.failures_page > docs/failures.md
+	$(BIN)/python -m appliance.metrics_page > docs/metrics.md
 
 kernel-table: venv ## Compile the kernels for cards that are not here, and write down what they take
 	PYTHONPATH=. $(BIN)/python tests/kernels/compile_ahead.py --write

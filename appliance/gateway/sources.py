@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.control.client import AsyncControl
 from appliance.core.errors import ApplianceError
+from appliance.gateway import definitions as defined
+from appliance.gateway.definitions import ENGINE_PREFIX, Definition
 from appliance.gateway.envelope import Refused
 from appliance.gateway.gate import Gate
 from appliance.gateway.upstream import UpstreamLost
@@ -32,60 +34,39 @@ PAGE_MAX_BYTES = 2 * 1024**2
 INCIDENTS_ASKED = 1000
 FLIGHT_S = 5.0
 """Of the flight recorder, which has a sample a second, the last one of these."""
-OURS = "appliance_engine_"
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One of our names, and what it is called elsewhere. Of several label sets, `fold` makes one number."""
+    """One of our metrics, and what it is called elsewhere. Of several label sets, `fold` makes one number.
 
-    name: str
-    text: str
+    Names are as the parser has them: of counters without `_total`.
+    """
+
+    ours: Definition
     theirs: tuple[str, ...]
     fold: Callable[[Iterable[float]], float] = sum
-    counts: bool = False
 
 
 SERIES = (
+    Series(defined.RUNNING_REQUESTS, ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")),
+    Series(defined.WAITING_REQUESTS, ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")),
     Series(
-        "running_requests",
-        "Requests that the engine decodes or prefills.",
-        ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing"),
-    ),
-    Series(
-        "waiting_requests",
-        "Requests that wait inside the engine.",
-        ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred"),
-    ),
-    Series(
-        "kv_used_ratio",
-        "How full the engine's KV pool is, from 0 to 1.",
+        defined.KV_USED_RATIO,
         ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio"),
         max,
     ),
-    Series(
-        "prompt_tokens",
-        "Prompt tokens prefilled.",
-        ("vllm:prompt_tokens", "sglang:prompt_tokens", "llamacpp:prompt_tokens"),
-        counts=True,
-    ),
-    Series(
-        "generated_tokens",
-        "Tokens produced.",
-        ("vllm:generation_tokens", "sglang:generation_tokens", "llamacpp:tokens_predicted"),
-        counts=True,
-    ),
-    Series("preemptions", "Sequences set back for want of KV blocks.", ("vllm:num_preemptions",), counts=True),
+    Series(defined.PROMPT_TOKENS, ("vllm:prompt_tokens", "sglang:prompt_tokens", "llamacpp:prompt_tokens")),
+    Series(defined.GENERATED_TOKENS, ("vllm:generation_tokens", "sglang:generation_tokens", "llamacpp:tokens_predicted")),
+    Series(defined.PREEMPTIONS, ("vllm:num_preemptions",)),
 )
-"""Counters stand here without their `_total`, which the parser takes off."""
-
 
 _CARD_COLUMNS = (
-    ("total_bytes", "memory_bytes", "Memory of the card."),
-    ("used_bytes", "memory_used_bytes", "Memory of the card that is taken, by whomever."),
-    ("power_w", "power_watts", "What the card draws."),
-    ("temperature_c", "temperature_celsius", "The card's temperature."),
-    ("pcie_replays", "pcie_replays", "Packets that the card's link has sent again since the driver was loaded."),
+    ("total_bytes", defined.GPU_MEMORY),
+    ("used_bytes", defined.GPU_MEMORY_USED),
+    ("power_w", defined.GPU_POWER),
+    ("temperature_c", defined.GPU_TEMPERATURE),
+    ("pcie_replays", defined.GPU_REPLAYS),
 )
 
 
@@ -127,10 +108,7 @@ class Sources:
             except (UpstreamLost, Refused, TimeoutError) as error:
                 log.debug("the engine's metrics: %s", error)
         families = [] if page is None else mapped(page)
-        answers = GaugeMetricFamily(
-            "appliance_engine_metrics_up", "1 when the engine's own metrics could be read.", float(page is not None)
-        )
-        return [answers, *families]
+        return [defined.ENGINE_METRICS_UP.of(page is not None), *families]
 
     async def _applianced(self) -> list[Metric]:
         try:
@@ -155,10 +133,7 @@ class Sources:
         if newest != self._causes[0]:
             found = await self._control.ask("incidents", limit=INCIDENTS_ASKED) if newest else {}
             self._causes = newest, Counter(_cause(incident) for incident in found.get("incidents", []))
-        family = GaugeMetricFamily("appliance_incidents", "Incidents that are remembered on this box, by cause.", labels=("cause",))
-        for cause, count in sorted(self._causes[1].items()):
-            family.add_metric((cause,), count)
-        return family
+        return defined.INCIDENTS.by_one(self._causes[1])
 
 
 def mapped(page: str) -> list[Metric]:
@@ -168,64 +143,52 @@ def mapped(page: str) -> list[Metric]:
     except ValueError as error:
         log.debug("the engine's metrics are not Prometheus' text: %s", error)
         return []
-    families = [family for name, family in found.items() if name.startswith(OURS)]
+    families = [family for name, family in found.items() if name.startswith(ENGINE_PREFIX)]
     for series in SERIES:
         source = next((found[name] for name in series.theirs if name in found), None)
-        if source is not None and source.samples and OURS + series.name not in found:
-            value = float(series.fold(sample.value for sample in source.samples))
-            kind = CounterMetricFamily if series.counts else GaugeMetricFamily
-            families.append(kind(OURS + series.name, series.text, value=value))
+        if source is not None and source.samples and series.ours.family not in found:
+            families.append(series.ours.of(series.fold(sample.value for sample in source.samples)))
     used, total = found.get("appliance_engine_kv_blocks_used"), found.get("appliance_engine_kv_blocks")
     if used is not None and total is not None and total.samples and total.samples[0].value and used.samples:
-        ratio = used.samples[0].value / total.samples[0].value
-        families.append(GaugeMetricFamily("appliance_engine_kv_used_ratio", "How full the engine's KV pool is, from 0 to 1.", value=ratio))
+        families.append(defined.KV_USED_RATIO.of(used.samples[0].value / total.samples[0].value))
     return families
 
 
 def _of_status(status: dict[str, Any]) -> Iterable[Metric]:
     rung, rungs, restarts = status.get("rung"), status.get("rungs"), status.get("restarts")
     if isinstance(rung, dict) and isinstance(rung.get("index"), int):
-        yield GaugeMetricFamily("appliance_engine_rung", "The serving setting: 0 is as configured, higher is safer.", rung["index"])
+        yield defined.ENGINE_RUNG.of(rung["index"])
         yield from _of_plan(rung.get("plan"))
     if isinstance(rungs, int):
-        yield GaugeMetricFamily("appliance_engine_rungs", "Serving settings that there are.", rungs)
+        yield defined.ENGINE_RUNGS.of(rungs)
     if isinstance(restarts, int):
-        yield CounterMetricFamily("appliance_engine_restarts", "Engine lives beyond the first since applianced started.", restarts)
+        yield defined.ENGINE_RESTARTS.of(restarts)
     xids = status.get("xids")
     if isinstance(xids, dict):
-        counted = CounterMetricFamily("appliance_gpu_xids", "Xid messages of the NVIDIA driver in the kernel's log.", labels=("xid",))
-        for number, count in xids.items():
-            counted.add_metric((number,), count)
-        yield counted
+        yield defined.GPU_XIDS.by_one(xids)
     sensors = status.get("sensors")
     if isinstance(sensors, dict):
-        family = GaugeMetricFamily("appliance_sensor_up", "1 while this source of evidence works.", labels=("sensor",))
-        for name, sensor in sorted(sensors.items()):
-            family.add_metric((name,), float(isinstance(sensor, dict) and sensor.get("ok") is True))
-        yield family
+        yield defined.SENSOR_UP.by_one({name: isinstance(sensor, dict) and sensor.get("ok") is True for name, sensor in sensors.items()})
 
 
 def _of_cards(cards: object) -> Iterable[Metric]:
     """The last sample of each card."""
-    for column, name, text in _CARD_COLUMNS:
-        family = GaugeMetricFamily(f"appliance_gpu_{name}", text, labels=("card",))
+    for column, definition in _CARD_COLUMNS:
+        values: dict[str, float] = {}
         for card in cards if isinstance(cards, list) else []:
-            values = card.get(column) if isinstance(card, dict) else None
-            value = values[-1] if isinstance(values, list) and values else values
+            value = card.get(column) if isinstance(card, dict) else None
+            value = value[-1] if isinstance(value, list) and value else value
             if isinstance(value, int | float):
-                family.add_metric((str(card.get("address")),), value)
-        if family.samples:
-            yield family
+                values[str(card.get("address"))] = value
+        if values:
+            yield definition.by_one(values)
 
 
 def _of_plan(plan: object) -> Iterable[Metric]:
     """The memory plan of the rung, a series a term."""
     if isinstance(plan, dict):
-        family = GaugeMetricFamily("appliance_plan_bytes", "The memory plan of the rung, of one card, by term.", labels=("term",))
-        for name, value in plan.items():
-            if name.endswith("_bytes") and isinstance(value, int):
-                family.add_metric((name.removesuffix("_bytes"),), value)
-        yield family
+        terms = {name: value for name, value in plan.items() if name.endswith("_bytes") and isinstance(value, int)}
+        yield defined.PLAN.by_one({name.removesuffix("_bytes"): value for name, value in terms.items()})
 
 
 def _cause(incident: object) -> str:

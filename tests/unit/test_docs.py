@@ -16,6 +16,7 @@ from appliance.cli.__main__ import run
 from appliance.cli.verbs import VERBS, appliancectl
 from appliance.config.reference import reference
 from appliance.config.schema import keys_of, tables
+from appliance.metrics_page import page as metrics_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/man").glob("*.[578]")])
@@ -37,6 +38,12 @@ def test_the_configuration_reference_is_current() -> None:
     """A key that is new fails here, with the command that mends it."""
     committed = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
     assert committed == reference(), "run: python -m appliance.config.reference > docs/configuration.md"
+
+
+def test_the_metrics_reference_is_current() -> None:
+    """Written from the definitions by which the gateway serves; that it serves them all, a scrape says (test_metrics.py)."""
+    committed = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    assert committed == metrics_page(), "run: python -m appliance.metrics_page > docs/metrics.md"
 
 
 def test_the_plan_that_the_guide_explains_is_the_planners(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ DOCS = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not i
 SURFACES = {
     "page": [*(ROOT / "appliance/gateway/page").glob("*.js"), ROOT / "appliance/gateway/page/index.html"],
     "command line": [*(ROOT / "appliance/cli").rglob("*.py"), *(ROOT / "docs/man").glob("*.[1-8]")],
-    "metrics": [ROOT / "appliance/gateway/exposition.py", ROOT / "appliance/gateway/sources.py", ROOT / "docs/metrics.md"],
+    "metrics": [ROOT / "appliance/gateway/definitions.py", ROOT / "docs/metrics.md"],
     "configuration": [ROOT / "etc/appliance.toml"],
     "documentation": [ROOT / "README.md", *DOCS],
 }

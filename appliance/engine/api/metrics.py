@@ -62,7 +62,7 @@ class HttpMetrics:
         self._requests: Counter[tuple[str, Outcome]] = Counter()
         self.first_token_s = Histogram(
             "appliance_engine_time_to_first_token_seconds",
-            "From the request's body to the first token.",
+            "From the request's body to the first token: inside the engine, without the queue before it.",
             (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
         )
         self.whole_s = Histogram(
@@ -78,7 +78,7 @@ class HttpMetrics:
     def lines(self) -> list[str]:
         """In the text format."""
         name = "appliance_engine_requests_total"
-        lines = _head(name, "counter", "Requests by endpoint and how they ended.")
+        lines = _head(name, "counter", "Requests by endpoint and how they ended; the gateway's questions are among them.")
         for (path, outcome), count in sorted(self._requests.items(), key=lambda item: (item[0][0], item[0][1].value)):
             lines.append(f'{name}{{path="{path}",outcome="{outcome.value}"}} {count}')
         return [*lines, *self.first_token_s.lines(), *self.whole_s.lines()]
@@ -101,13 +101,23 @@ def _engine_lines(stats: EngineStats) -> list[str]:
         *_series("cached_tokens_total", "counter", "Prompt tokens taken from the prefix cache instead.", stats.cached_tokens),
         *_series("generated_tokens_total", "counter", "Tokens produced.", stats.generated_tokens),
         *_series("preemptions_total", "counter", "Sequences set back for want of KV blocks.", stats.preemptions),
-        *_series("swaps_total", "counter", "Preemptions whose KV blocks were set aside, not computed again.", stats.swaps),
+        *_series("swaps_total", "counter", "Preemptions whose KV blocks were set aside and brought back, not computed again.", stats.swaps),
         *_series("kv_blocks", "gauge", "KV blocks there are.", stats.kv_blocks_total),
         *_series("kv_blocks_used", "gauge", "KV blocks held by sequences.", stats.kv_blocks_used),
         *_series("kv_blocks_kept", "gauge", "KV blocks that the prefix cache alone keeps.", stats.kv_blocks_kept),
         *_series("evictions_total", "counter", "KV blocks that the prefix cache gave up for others.", stats.evictions),
-        *_series("block_violations_total", "counter", "Accesses to KV blocks that were refused.", stats.block_violations),
-        *_series("decode_launches_total", "counter", "Launches of the decode kernels, one a step.", stats.decode_launches),
+        *_series(
+            "block_violations_total",
+            "counter",
+            "Accesses to KV blocks that a kernel refused: a defect, and nothing was written.",
+            stats.block_violations,
+        ),
+        *_series(
+            "decode_launches_total",
+            "counter",
+            "Launches of the decode kernels: one a step, for all layers and everybody who decodes.",
+            stats.decode_launches,
+        ),
         *_reference_lines(stats.block_references),
         *_series("last_step_seconds", "gauge", "Duration of the last completed step.", round(stats.last_step_s, 6)),
     ]
@@ -118,14 +128,18 @@ def _reference_lines(references: tuple[tuple[int, int], ...]) -> list[str]:
     if not references:
         return []
     name = "appliance_engine_kv_blocks_by_references"
-    lines = _head(name, "gauge", "KV blocks by their number of holders.")
+    lines = _head(
+        name,
+        "gauge",
+        "KV blocks by their number of holders: 0 are free or kept by the prefix cache alone, 2 and more are beginnings that prompts share.",
+    )
     for first, last in zip(REFERENCE_BOUNDS, (*(bound - 1 for bound in REFERENCE_BOUNDS[1:]), None), strict=True):
         count = sum(blocks for holders, blocks in references if first <= holders and (last is None or holders <= last))
         label = f"{first}+" if last is None else str(first) if first == last else f"{first}-{last}"
         lines.append(f'{name}{{references="{label}"}} {count}')
     return [
-        *_series("kv_block_references_min", "gauge", "Fewest holders of a KV block.", references[0][0]),
-        *_series("kv_block_references_max", "gauge", "Most holders of a KV block.", references[-1][0]),
+        *_series("kv_block_references_min", "gauge", "Fewest holders of a KV block, at most a second ago.", references[0][0]),
+        *_series("kv_block_references_max", "gauge", "Most holders of a KV block, at most a second ago.", references[-1][0]),
         *lines,
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from appliance.gateway.exposition import histogram_family
+from appliance.gateway.definitions import Group
 from appliance.gateway.metrics import Distribution
 from appliance.gateway.sources import mapped
 
@@ -114,5 +114,5 @@ def test_a_distribution_counts_as_prometheus_does() -> None:
     for value in (0.5, 1.0, 3.0, 100.0):
         distribution.observe(value)
     distribution.observe(2.0, 3)
-    samples = {sample.labels.get("le", sample.name): sample.value for sample in histogram_family("d", "text", distribution).samples}
+    samples = {sample.labels.get("le", sample.name): sample.value for sample in Group().histogram("d", "text").spread(distribution).samples}
     assert samples == {"1.0": 2, "5.0": 6, "+Inf": 7, "appliance_d_count": 7, "appliance_d_sum": 110.5}
