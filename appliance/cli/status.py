@@ -14,11 +14,13 @@ import click
 from appliance.cli import asking
 from appliance.cli.checks.machine import Finding, Level, Machine, warn
 from appliance.cli.findings import as_row, say_finding
+from appliance.cli.gateway_address import gateway_url
+from appliance.cli.gateway_says import restrictions_at
 from appliance.cli.place import Place
 from appliance.cli.printing import ago, bad, bold, faint, fields, good, moment, say, say_json, uncertain, wrapped
 from appliance.cli.verbs import Verb
 from appliance.control import client
-from appliance.core.errors import ConfigError, ExitCode, Unreachable
+from appliance.core.errors import ApplianceError, ConfigError, ExitCode, Unreachable
 from appliance.core.states import ANSWERING, COMING_BACK, EngineState
 from appliance.core.units import format_duration
 
@@ -47,11 +49,12 @@ def status(place: Place, watch: bool, as_json: bool) -> ExitCode:
         return ExitCode.OK
     answer = asking.ask(place, "status")
     state = EngineState(answer["state"])
-    troubles = _troubles(place) if place.means_the_box() else []
+    troubles, restrictions = (_troubles(place), _restrictions(place)) if place.means_the_box() else ([], [])
     if as_json:
-        say_json(answer | ({"troubles": [as_row(trouble) for trouble in troubles]} if troubles else {}))
+        more = {"troubles": [as_row(trouble) for trouble in troubles], "restrictions": restrictions}
+        say_json(answer | {name: found for name, found in more.items() if found})
     else:
-        _print(state, answer, troubles)
+        _print(state, answer, troubles, restrictions)
     unreached = any(trouble.level is Level.FAIL for trouble in troubles)
     return ExitCode.BAD if unreached or state in (EngineState.PARKED, EngineState.STOPPED) else ExitCode.OK
 
@@ -66,6 +69,14 @@ def _troubles(place: Place) -> list[Finding]:
         first = wrong.message.splitlines()[0]
         return [warn("configuration", f"has an error since it was read: {first}", "appliancectl config check; it ends the next start")]
     return [found] if found.level is not Level.OK else []
+
+
+def _restrictions(place: Place) -> list[str]:
+    """What the box's gateway holds back or refuses; nothing where its address is not known."""
+    try:
+        return restrictions_at(gateway_url(place))
+    except ApplianceError:
+        return []
 
 
 def _watch(place: Place, as_json: bool) -> None:
@@ -89,7 +100,7 @@ def _watch(place: Place, as_json: bool) -> None:
         time.sleep(WATCH_S)
 
 
-def _print(state: EngineState, answer: Json, troubles: Sequence[Finding]) -> None:
+def _print(state: EngineState, answer: Json, troubles: Sequence[Finding], restrictions: Sequence[str]) -> None:
     model = answer.get("model") or "no model"
     say(f"{_mark(state)} {bold(str(model))} ({answer.get('engine')}, generation {answer.get('generation')})")
     for line in wrapped(str(answer.get("sentence", ""))):
@@ -105,6 +116,8 @@ def _print(state: EngineState, answer: Json, troubles: Sequence[Finding]) -> Non
             ("rung", _rung(answer.get("rung"), answer.get("rungs"))),
             ("memory proof", str((answer.get("proof") or {}).get("detail", ""))),
             ("limits", _limits(answer.get("limits"))),
+            ("admission", "; ".join(restrictions)),
+            ("lengths of crashes", "" if restrictions else _lengths(answer.get("fused_lengths"))),
             ("last incident", _incident(answer.get("last_incident"))),
             *_sensors(answer.get("sensors")),
         )
@@ -147,6 +160,11 @@ def _limits(limits: Json | None) -> str:
         return ""
     requests, context, pool = limits["max_running"], limits["context_length_tokens"], limits["kv_tokens"]
     return f"{requests} requests at once, {context} tokens each, {pool} tokens in the KV pool"
+
+
+def _lengths(found: Sequence[Json] | None) -> str:
+    """Those that diagnosis finds in them; the gateway's word, where there is one, has them too."""
+    return "; ".join(str(one["why"]) for one in found or ())
 
 
 def _incident(incident: Json | None) -> str:

@@ -16,6 +16,7 @@ BAR = 24
 OLD_S = 4.0
 SENTENCE_LINES = 2
 INCIDENTS = 4
+RESTRICTIONS = 3
 REQUESTS_MIN = 3
 Json = dict[str, Any]
 
@@ -66,6 +67,7 @@ def _machine(view: View, width: int) -> Iterator[str]:
         yield _cut(text + why, width)
     if view.now:
         yield _cut(_load(view.now), width)
+        yield from _restrictions(view.now.get("restrictions") or [], width)
     if view.step:
         yield _cut(_speed(view.step), width)
     used, pool = _kv(view)
@@ -80,6 +82,15 @@ def _load(now: Json) -> str:
     first = queue["waiting"][0]["estimated_wait_s"] if queue["waiting"] else None
     wait = "" if first is None else f", the next of them about {_seconds(first)}"
     return f"slots {slots['in_use']}/{slots['capacity']} in use, {queue['length']} of {queue.get('limit', '?')} waiting{wait}"
+
+
+def _restrictions(said: Sequence[str], width: int) -> Iterator[str]:
+    """What is held back or refused, and why; a gateway of before has no such list."""
+    for words in said[:RESTRICTIONS]:
+        lines = textwrap.wrap(f"- {words}", max(width, 20), max_lines=SENTENCE_LINES, placeholder=" …", subsequent_indent="  ")
+        yield from map(uncertain, lines)
+    if len(said) > RESTRICTIONS:
+        yield uncertain(_cut(f"- … and {len(said) - RESTRICTIONS} more", width))
 
 
 def _speed(step: Json) -> str:

@@ -23,6 +23,7 @@ from appliance.gateway.headers import upstream_head
 from appliance.gateway.inflight import LiveRequest
 from appliance.gateway.lethal_lengths import LethalLengths
 from appliance.gateway.metrics import Metrics
+from appliance.gateway.restrictions import of_lengths
 from appliance.gateway.upstream import LossKind, UpstreamLost
 
 log = logging.getLogger("gateway.fuse")
@@ -244,7 +245,7 @@ class Fuse:
     @property
     def sentence(self) -> str:
         """For people, while lengths are refused that nobody has configured; else empty."""
-        said = [f"prompts of exactly {tokens} tokens are refused, because {why}" for tokens, why in sorted(self.learned.items())]
+        said = of_lengths(self._admission.length_policy, self.learned)
         return "; ".join(said[:SAID_MAX]) + (f"; and {len(said) - SAID_MAX} lengths more" if len(said) > SAID_MAX else "")
 
     async def _weigh(self, request: LiveRequest, above: int, told: Callable[[int], None]) -> None:

@@ -24,6 +24,7 @@ from appliance.gateway.incident_page import incident_page
 from appliance.gateway.inflight import InflightTable
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.relay import Relay
+from appliance.gateway.restrictions import restrictions
 
 LISTED_MAX = 100
 ASKED_S = 1.0
@@ -76,7 +77,7 @@ class Pages:
 
     def status(self) -> dict[str, Any]:
         """All that a person, a dashboard or a router in front may want to know."""
-        view, slots, memory = self._gate.view, self._relay.slots, self._relay.memory
+        view, slots, memory, admission = self._gate.view, self._relay.slots, self._relay.memory, self._config.admission
         return {
             "standing": self._gate.standing.value,
             "sentence": "; ".join(filter(None, (sentence_of(view), memory.sentence, self._fuse.sentence))),
@@ -86,9 +87,10 @@ class Pages:
             "kv_tokens": {"pool": slots.pool_tokens, "reserved": slots.reserved_tokens},
             "memory": {"over": memory.over, "sentence": memory.sentence, "held_back": dict(memory.held_back)},
             "fused_lengths": {
-                "configured": list(self._config.admission.fused_lengths),
+                "configured": list(admission.fused_lengths),
                 "learned": [{"tokens": tokens, "why": why} for tokens, why in sorted(self._fuse.learned.items())],
             },
+            "restrictions": restrictions(memory, admission.length_policy, admission.fused_lengths, self._fuse.learned),
             "queue": self._queue(slots),
             "inflight": to_json(self._inflight.all()[:LISTED_MAX]),
             "totals": {

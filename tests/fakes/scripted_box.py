@@ -30,6 +30,7 @@ class ScriptedBox(ScriptedAppliance):
         self.incidents: list[Json] = []
         self.tried: list[Json] = []
         self.flight_s = 900
+        self.fused: list[Json] = []
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
         answers = (self.status, self.ladder, self.timeline, self.flight, self.dossier, self.restart, self.drain, self.resume)
         self.verbs = {answer.__name__: answer for answer in answers}
@@ -50,6 +51,7 @@ class ScriptedBox(ScriptedAppliance):
                 "peak_bytes": int(1.31 * GIB), "left_bytes": int(0.62 * GIB), "time_s": 1.0,
             },
             "last_incident": self.incidents[0] if self.incidents else None, "uptime_s": 86_400.0, "state_for_s": 300.0, "sensors": {},
+            "fused_lengths": self.fused,
         }  # fmt: skip
 
     async def ladder(self, _: Mapping[str, Any]) -> Json:

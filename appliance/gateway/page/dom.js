@@ -37,6 +37,13 @@ export function fillTable(table, columns, rows) {
   });
 }
 
+// A list of texts; hidden while there is none.
+export function fillList(list, texts) {
+  list.hidden = texts.length === 0;
+  while (list.children.length > texts.length) list.lastElementChild.remove();
+  texts.forEach((text, index) => setText(list.children[index] ?? list.appendChild(element("li")), text));
+}
+
 // The clipboard is for secure pages only; a box in the next room is often reached over plain HTTP.
 export async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);

@@ -26,4 +26,5 @@ export function number(count, digits = 0) {
 export const count = (value, one, many) => `${number(value)} ${value === 1 ? one : many}`;
 export const clock = (timeS) => new Date(timeS * 1000).toLocaleTimeString();
 export const moment = (timeS) => new Date(timeS * 1000).toLocaleString();
+export const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");
 export const words = (name) => name.replaceAll("_", " ");

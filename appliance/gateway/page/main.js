@@ -60,7 +60,7 @@ function takeNow(now) {
   model = publication?.limits?.model_id || model || last.machine?.model || "";
   setText(byId("state"), format.words(state));
   byId("state").className = `state ${GOOD.includes(state) && now.standing === "open" ? "good" : BAD.includes(state) ? "bad" : ""}`;
-  setText(byId("sentence"), sentence(now.sentence));
+  setText(byId("sentence"), format.sentence(now.sentence));
   setText(byId("model"), model ? `· ${model}` : "");
   document.title = `${format.words(state)} · ${model || "LLM appliance"}`;
   showRequests(now);
@@ -104,5 +104,3 @@ function budget() {
   const kvUsed = poolTokens && usedTokens !== null ? Math.min(1, usedTokens / poolTokens) : null;
   showBudget({ rung, measured: last.ladder?.measured, proof: last.machine?.proof, kvUsed, cards: cards.now });
 }
-
-const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");

@@ -1,17 +1,18 @@
-// Who has a slot, how far and how long silent; who waits, and for how long still. Shapes, never a text.
+// Who has a slot, how far and how long silent; who waits, and for how long still; what is held back or refused, and why. Shapes, never a text.
 
-import { byId, fillTable, setText } from "./dom.js";
+import { byId, fillList, fillTable, setText } from "./dom.js";
 import * as format from "./format.js";
 
 const SLOTS = [["Request"], ["Tokens", true], ["Age", true], ["Last token", true], ["Prompt", true], ["Whose"], ["Endpoint"], ["Life", true], ["Try", true]];
 const QUEUE = [["Place", true], ["Request"], ["Will wait about", true], ["Has waited", true], ["Tokens", true], ["Whose"], ["Class"]];
 
-export function showRequests({ slots, queue, kv_tokens: kv }) {
+export function showRequests({ slots, queue, kv_tokens: kv, restrictions = [] }) {
   const pool = kv.pool ? `; ${format.number(kv.reserved)} of ${format.number(kv.pool)} tokens of the KV pool are reserved for them` : "";
   setText(byId("slots-words"), `${slots.in_use} of ${format.count(slots.capacity, "slot", "slots")} in use${pool}.`);
   setText(byId("queue-words"), queue.length ? `${format.count(queue.length, "request waits", "requests wait")}; ${queue.limit} may.` : "Nobody waits.");
   fillTable(byId("slots"), SLOTS, slots.holding.map(slotRow));
   fillTable(byId("queue"), QUEUE, queue.waiting.map(queueRow));
+  fillList(byId("restrictions"), restrictions.map((text) => `${format.sentence(text)}.`));
 }
 
 function slotRow(one) {

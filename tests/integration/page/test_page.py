@@ -109,6 +109,26 @@ async def test_slots_queue_ladder_budget_and_cards_are_there(run_dir: Path, new_
         assert tab.faults == []
 
 
+async def test_what_is_held_back_or_refused_is_said_and_why(run_dir: Path, new_tab: NewTab) -> None:
+    """Nothing while there is nothing; then the card over its red line, the lengths that are configured, and those that diagnosis found."""
+    async with boxed(run_dir) as (_, running), new_tab() as tab:
+        await opened(tab, running.port)
+        await tab.shows("#state", "serving")
+        assert await tab.page.is_hidden("#restrictions")
+    settings = ("admission.vram_red_line=0.9", "admission.fused_lengths=[513]")
+    async with boxed(run_dir, *settings) as (box, running), new_tab() as tab:
+        box.fused = [{"tokens": 777, "why": f"3 of 3 crashes met it {HOSTILE}"}]
+        await box.crash()
+        await box.start_engine()
+        await opened(tab, running.port)
+        await tab.shows("#restrictions", "above the red line of 90.0 %")
+        await tab.shows("#restrictions", "Prompts of exactly 513 tokens are refused")
+        await tab.shows("#restrictions", f"Prompts of exactly 777 tokens are refused, because 3 of 3 crashes met it {HOSTILE}.")
+        assert await tab.page.is_visible("#restrictions")
+        assert await tab.page.locator("#restrictions > li").count() == 3
+        assert tab.faults == []
+
+
 async def test_silence_is_said_and_a_new_gateway_is_found(run_dir: Path, new_tab: NewTab) -> None:
     """Everything is killed: what stands is marked as old. Everything is back: the page goes on, nothing reloaded, nothing twice."""
     port = free_port()
@@ -198,13 +218,15 @@ async def test_everybody_can_read_it(run_dir: Path, new_tab: NewTab, scheme: str
         "axe_playwright_python.async_playwright", reason="NOT CHECKED: accessibility; pip install axe-playwright-python"
     )
     size = {"width": width, "height": 844}
-    async with boxed(run_dir) as (box, running), new_tab(color_scheme=scheme, viewport=size, reduced_motion="reduce") as tab:
+    look = {"color_scheme": scheme, "viewport": size, "reduced_motion": "reduce"}
+    async with boxed(run_dir, "admission.vram_red_line=0.9") as (box, running), new_tab(**look) as tab:
         box.incidents = [incident(2, time.time() - 60, None, after=1), incident(1, time.time() - 600, 1.9)]
         async with running.connection() as busy:
             busy.send("POST", "/v1/chat/completions", {"do": "stream", "stream": True, "events": 600, "gap_s": 0.05})
             await opened(tab, running.port)
             await tab.shows("#slots tbody", "/v1/")
             await tab.shows("#cards", "PCIe")
+            await tab.shows("#restrictions", "red line")
             await tab.page.click("#incidents summary >> nth=0")
             await tab.page.click("#snippets summary >> nth=0")
             found = [await axe.Axe().run(tab.page)]

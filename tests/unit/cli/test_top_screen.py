@@ -82,6 +82,21 @@ def test_no_window_is_too_small(width: int, height: int, slots: int, waiting: in
     assert max((len(line) for line in lines), default=0) <= width
 
 
+def test_what_is_held_back_or_refused_is_said_with_the_reason() -> None:
+    """Under the load, two lines each, the first three; nothing where there is nothing, or where an older gateway has no such list."""
+    view = busy()
+    before = plain(view)
+    view.now["restrictions"] = []
+    assert plain(view) == before
+    red = "card 0000:01:00.0 has 99.0 % of its 24.00 GiB taken, above the red line of 98.0 %: long prompts go to the engine one at a time"
+    view.now["restrictions"] = [red, *(f"prompts of exactly {tokens} tokens are refused" for tokens in (513, 514, 515))]
+    lines = plain(view)
+    text = " ".join(" ".join(lines).split())
+    assert f"- {red} - prompts of exactly 513 tokens are refused - prompts of exactly 514 tokens are refused - … and 1 more" in text
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+
+
 def test_what_has_no_room_is_counted() -> None:
     """And not silently left out."""
     assert any("more" in line and line.startswith("…") for line in plain(busy(30, 5)))
