@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import signal
 
 import pytest
+
+os.environ["TRITON_INTERPRET"] = "1"
+"""Before Triton is imported anywhere in this process, by whichever test file comes first: kernels run in its interpreter here."""
 
 
 def pytest_configure() -> None:

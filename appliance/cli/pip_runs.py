@@ -187,11 +187,22 @@ def packages_in(report: Mapping[str, Any]) -> tuple[Package, ...]:
     """Of pip's installation report (version 1), in the order of their names."""
     found = []
     for entry in report["install"]:
-        facts, archive = entry["metadata"], entry["download_info"].get("archive_info", {})
+        facts = entry["metadata"]
         name = str(facts["name"]).lower().replace("_", "-").replace(".", "-")
         url = str(entry["download_info"].get("url", ""))
-        found.append(Package(name, str(facts["version"]), str(archive.get("hashes", {}).get("sha256", "")), url))
+        found.append(Package(name, str(facts["version"]), _sha256(entry["download_info"].get("archive_info", {}), url), url))
     return tuple(sorted(found, key=lambda package: package.name))
+
+
+def _sha256(archive: Mapping[str, Any], url: str) -> str:
+    """As pip tells it: since 23.1 under `hashes`, before that in one word, and of a file on this machine not at all."""
+    algorithm, _, digest = str(archive.get("hash", "")).partition("=")
+    told = str(archive.get("hashes", {}).get("sha256", "")) or (digest if algorithm == "sha256" else "")
+    lies_here = Path(unquote(urlsplit(url).path)) if url.startswith("file:") else None
+    if told or lies_here is None or not lies_here.is_file():
+        return told
+    with lies_here.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class Progress:

