@@ -184,7 +184,8 @@ def _zone_unknown(event: Event, anchor: Event) -> bool:
 
 def _window_of(event: Event, anchor: Event, waited_s: float) -> tuple[float, float]:
     if event.cause in LASTING or _lasting_xid(event):
-        return (-float("inf"), CLOCK_SLACK_S)
+        blocked_s = event.fields.get("blocked_s", 0.0)  # the kernel tells of a stuck task when it has been stuck for so long
+        return (-float("inf"), CLOCK_SLACK_S + (blocked_s if isinstance(blocked_s, float) else 0.0))
     if event.cause in (Cause.HOST_OOM, Cause.KILLED_UNKNOWN):
         return HOST_OOM_WINDOW_S
     if anchor.tier == 4:
