@@ -17,7 +17,7 @@ from appliance.core.evidence import Source
 from appliance.diagnosis.alarms import breaks_off, unread
 from appliance.diagnosis.case import HEALTHY, Case
 from appliance.diagnosis.catalogue import Catalogue
-from appliance.diagnosis.causality import Verdict
+from appliance.diagnosis.causality import Verdict, distance_s
 from appliance.diagnosis.events import Event
 
 _BY_ABSENCE = frozenset({Cause.KILLED_UNKNOWN, Cause.HOST_POWER_RESET})
@@ -28,6 +28,8 @@ _SHOWN_AS = frozenset(
 """What an engine says of a card or link that failed below it; only the kernel then tells of that."""
 _NEVER_ALONE = frozenset({Cause.NCCL_INIT_FAILURE, Cause.START_TIMEOUT, Cause.CUDA_ILLEGAL_ACCESS})
 """Of these an unsure line tells that something failed below, or that somebody gave up waiting, and no more."""
+_OF_ONE_REQUEST = frozenset({Cause.CUDA_OOM_PREFILL, Cause.CUDA_OOM_RUNTIME, Cause.KV_POOL_EXHAUSTED})
+"""What may cost one request, and leave the engine as it was."""
 NEAR_LINES = 30
 
 
@@ -70,6 +72,23 @@ def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
         yield Doubt("how a process ended does not tell why")
     if root.source is Source.EXIT and not _given(case, Source.ENGINE_LOG):
         yield Doubt("nothing of the engine's own log was given")
+    if root.cause in _OF_ONE_REQUEST and _outlived(root, case):
+        yield Doubt("the engine went on working after it, and ended later of what no line tells", 2)
+
+
+OUTLIVED_S = 60.0
+"""What an engine dies of, it does not outlive by so long."""
+
+
+def _outlived(root: Event, case: Case) -> bool:
+    """It worked on well after the root, and then ended."""
+    answers = (event for event in case.named("decode", "prefill", "traffic") if "GET /" not in event.text)  # a health check is none
+    worked = [event for event in answers if event.source is root.source and event.order > root.order]
+    if not worked:
+        return False
+    later_s = distance_s(worked[-1].evidence, root.evidence)
+    ended = any(event.fatal and event.order > worked[-1].order for event in case.events)
+    return ended and later_s is not None and later_s > OUTLIVED_S
 
 
 def _of_others(root: Event, verdict: Verdict) -> Iterator[Doubt]:

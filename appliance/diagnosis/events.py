@@ -58,7 +58,8 @@ RULED = frozenset(
     {
         "address_taken", "boot", "broken_invariant", "bus_error", "client_left", "cuda_busy", "cuda_oom", "cuda_oom_load", "death",
         "drained", "driver_frame", "echo", "enospc", "exception", "exit", "foreign_oom", "ghes_corrected", "ghes_device",
-        "ghes_gpu", "gpu_action", "hang_wait", "heap_corruption", "host_memory_free", "host_oom_kill", "http_500", "kill_tree",
+        "ghes_gpu", "gpu_action", "handled", "hang_wait", "health_failed", "heap_corruption", "host_memory_free", "host_oom_kill",
+        "http_500", "kill_tree",
         "logout", "nccl_error", "nccl_progress", "nccl_unreachable", "nccl_watchdog", "no_module", "nvml_unknown", "oom_result",
         "package_upgrade",
         "pcie_correctable", "pcie_uncorrectable", "runtime_failed", "segfault_line", "shutdown", "sigquit", "sigterm", "smi_err",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from appliance.core.causes import Cause
-from appliance.diagnosis.case import Case, ours
+from appliance.core.evidence import Source
+from appliance.diagnosis.case import HEALTHY, Case, ours
 from appliance.diagnosis.events import Event, Phase, caused
 from appliance.diagnosis.pattern import Kind
 from appliance.diagnosis.rules_vram import held_by_other
@@ -13,6 +15,9 @@ from appliance.diagnosis.xid import APPLICATION_CLASS
 
 TRACEBACK_LINES = 80
 """An exception's own frames stand within so many lines above it (vLLM prints one per rank, interleaved)."""
+
+HANDLED_LINES = 3
+"""A message of several lines says within so many that its fault is passed over."""
 
 
 def xid(event: Event, case: Case) -> Event | None:
@@ -29,6 +34,8 @@ def xid(event: Event, case: Case) -> Event | None:
 
 def cuda_oom(event: Event, case: Case) -> Event:
     """Somebody else's memory; else load, prefill or run time: what the failure's wrapper says, then its frames, then the last milestone."""
+    if _handled(event, case):
+        return replace(event, kind=Kind.SYMPTOM, cause=None, fatal=False, note="the program handled it, and went on")
     held = held_by_other(event, case)
     if held is not None:
         return held
@@ -43,6 +50,23 @@ def cuda_oom(event: Event, case: Case) -> Event:
     if frames["frame_decode"]:
         return caused(event, Cause.CUDA_OOM_RUNTIME, note="the frames above it decode or draft")
     return _oom_by_phase(event, serving)
+
+
+_MILD = re.compile(r"\b(?:DEBUG|INFO|WARN(?:ING)?)\b|\bW\d{4} |Warning: |level=(?:info|warn)", re.IGNORECASE)
+"""A program's own word for what it does not fail of, before the sentence."""
+
+
+def _handled(event: Event, case: Case) -> bool:
+    """Whoever met it calls it a warning, or says that it is passed over; and a sign of life stands next, before any sign of death."""
+    head, said, _rest = event.text.partition("out of memory")
+    mild = bool(said) and event.source is Source.ENGINE_LOG and _MILD.search(head[-200:]) is not None
+    if not mild and not case.near(event, "handled", before=0, after=HANDLED_LINES):
+        return False
+    alive = case.first_after(event, *HEALTHY)
+    if alive is None:
+        return False
+    between = (other for other in case.events if event.order < other.order < alive.order and other.source is event.source)
+    return not any(other.fatal and other.name != event.name for other in between)
 
 
 def _oom_by_phase(event: Event, serving: bool) -> Event:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
-from appliance.diagnosis.case import UNIT, Case, ours, signal_of, signal_of_code
+from appliance.diagnosis.case import HEALTHY, UNIT, Case, ours, signal_of, signal_of_code
 from appliance.diagnosis.causality import distance_s
 from appliance.diagnosis.events import Event, Phase, caused
 from appliance.diagnosis.pattern import Kind
@@ -48,6 +48,7 @@ def death(event: Event, case: Case) -> Event | None:
         if _by_its_parent(event, case):
             return replace(event, kind=Kind.CONSEQUENCE, note="the parent kills its own process tree after a child failed")
     cause, tier, rank = _DEATHS[signal]
+    rank -= event.pattern_id == "process.torchrun_report"  # it names the signal; the line above it has the number only
     exit_only = event.source is Source.EXIT
     return caused(event, cause, tier=max(tier, 5) if exit_only else tier, rank=rank + (30 if exit_only else 0), note=f"ended by {signal}")
 
@@ -186,7 +187,7 @@ def enospc(event: Event, case: Case) -> Event:
     text = event.text.lower()
     nearby = case.near(event, "shm_too_small", before=40, after=40) or case.near(event, "shm_size", before=400, after=40)
     if "/dev/shm" in text or "nccl" in text or "posix_fallocate" in text or "shared memory" in text or nearby:
-        return caused(event, Cause.SHM_TOO_SMALL, tier=2, rank=5)
+        return caused(event, Cause.SHM_TOO_SMALL, tier=2, rank=7)
     return caused(event, Cause.DISK_FULL, tier=2, rank=40)
 
 
@@ -200,7 +201,8 @@ def sigterm(event: Event, case: Case) -> Event | None:
         return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="systemd ends a user's services when the user has logged out")
     died_of_it = case.exit.signal in ("SIGTERM", "SIGINT", "SIGHUP")
     failed = case.exit.known and case.exit.code != 0 and not case.has("drained")
-    dirty = case.has("wrapper", "runtime_failed", "startup_failed") or died_of_it or failed
+    unwound = event.pattern_id == "process.torchrun_signal"  # torchrun raises an exception on it, and leaves in no order
+    dirty = case.has("wrapper", "runtime_failed", "startup_failed") or died_of_it or failed or unwound
     if dirty or (event.phase is Phase.LOADING and not case.served):
         return caused(event, Cause.EXTERNAL_SIGTERM, tier=3, rank=10, note="no record of ours asks for this stop")
     return caused(event, Cause.OK_SHUTDOWN, tier=7, rank=20, sure=False, note="it ended in order; no record says who asked")
@@ -216,6 +218,28 @@ def client_left(event: Event, case: Case) -> Event | None:
     if event.kind is Kind.SYMPTOM:
         return None
     return caused(event, Cause.OK_CLIENT_DISCONNECT, tier=7, rank=15)
+
+
+FRAMES_LINES = 60
+"""A traceback's last line stands within so many lines of its first."""
+
+
+def request_dropped(event: Event, case: Case) -> Event | None:
+    """A client left and its request was dropped; where the sentence is what ended a manager's task, the server died of it."""
+    task = case.last_before(event, "wrapper")
+    if task is None or event.order - task.order > FRAMES_LINES or case.served_after(event):
+        return None
+    other = case.last_before(event, "exception", *HEALTHY)
+    if "TokenizerManager hit an exception" not in task.text or (other is not None and other.order > task.order):
+        return None
+    return caused(event, Cause.CLIENT_DISCONNECT_CRASH, tier=4, rank=89, note="the task that serves all clients ended of it")
+
+
+def health_failed(event: Event, case: Case) -> Event | None:
+    """A health check that got no token in time, of an engine that went on answering: something long ran."""
+    if case.dead or not case.served_after(event):
+        return None
+    return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=31, note="a health check ran out of time, and the engine answered again")
 
 
 LEFT_WITHIN_LINES = 40

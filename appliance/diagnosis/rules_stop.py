@@ -36,6 +36,8 @@ def stop_requested(event: Event, case: Case) -> Event:
 
 def within_stop(event: Event, case: Case) -> Event:
     """The event, or what it is in a stop that was asked for: a consequence that nobody has to be told of."""
+    if event.name == "exit" and _unwound(case) and asked_for(case, event):
+        return replace(event, fatal=False, note="torchrun leaves with 1 whenever it is told to stop")
     if event.source not in ENGINE_SOURCES or not (event.fatal or event.is_suspect) or not asked_for(case, event):
         return event
     if not _in_window(event, case):
@@ -43,6 +45,11 @@ def within_stop(event: Event, case: Case) -> Event:
     if event.is_suspect and event.cause in _TEARDOWN:
         return replace(event, kind=Kind.CONSEQUENCE, cause=None, fatal=False, note="during a stop")
     return event if event.is_suspect else replace(event, fatal=False)
+
+
+def _unwound(case: Case) -> bool:
+    """The code is the one of the exception that torchrun makes of a signal."""
+    return case.exit.code == 1 and any(event.pattern_id == "process.torchrun_signal" for event in case.named("sigterm"))
 
 
 def _in_window(event: Event, case: Case) -> bool:

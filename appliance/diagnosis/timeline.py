@@ -74,7 +74,7 @@ def fold(events: Sequence[Event]) -> list[Event]:
 
 
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): (.{8,})$")
-_WARNING = re.compile(r"\w*Warning: |\bWARN(?:ING)?\b")
+_WARNING = re.compile(r"\w*Warning: |\bWARN(?:ING)?\b|\bW\d{4} ")
 
 
 def _names_the_exception(text: str, known: str) -> bool:

@@ -99,7 +99,7 @@ REFUSED = [
     "srv    send_error: task id = 311, error: input (9000 tokens) is too large to process. increase the physical batch size",
     'srv    operator(): got exception: {"code":400,"message":"Unsupported param: tools","type":"invalid_request_error"}',
     "srv  log_server_r: done request: POST /v1/chat/completions 10.0.0.2 400",
-    "srv  log_server_r: request: GET /favicon.ico 10.0.0.2 404",
+    "srv  log_server_r: request: POST /v1/chat/completions 10.0.0.2 404",
     '[GIN] 2026/08/30 - 10:11:02 | 400 |     812.11µs |       127.0.0.1 | POST     "/api/generate"',
     '[GIN] 2026/08/30 - 10:11:02 | 401 |     812.11µs |       127.0.0.1 | POST     "/api/generate"',
     'INFO:     10.0.0.2:33110 - "POST /v1/chat/completions HTTP/1.1" 401 Unauthorized',
