@@ -14,7 +14,11 @@ from appliance.diagnosis.own_words import own_words
 from appliance.diagnosis.pattern import Pattern, PatternError, Value, fields_of, load_patterns
 
 PATTERNS_DIR = Path(__file__).parent / "patterns"
-_MILD_LEVEL = re.compile(r"(?:\(\S+ pid=\d+\) )?(?:\[[^\]]{8,40}\] )?(?:DEBUG|INFO|WARNING)\b")
+_MILD_LEVEL = re.compile(
+    r"(?:\(\S+ pid=\d+\) )?(?:\[[^\]]{3,40}\](?: |:(?=\[)))?"
+    r"(?:(?:DEBUG|INFO|WARNING)\b|\[?[IW]\d{3,4} \d\d:\d\d:\d\d|E\d{4} \d\d:.{1,120}\btorch/_inductor/)"
+)
+"""The engines' own levels and torch's; its autotuner calls a candidate that it passes over an error."""
 LOGS = (Source.ENGINE_LOG, Source.KERNEL_LOG, Source.SYSTEMD)
 LONGEST_LINE = 8192
 """Characters of a line that regular expressions see; a longer line is cut in its middle (`shorten`)."""

@@ -7,7 +7,7 @@ import pytest
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Confidence, Diagnosis
 from appliance.core.evidence import Evidence, Source
-from appliance.diagnosis import diagnose, read_evidence
+from appliance.diagnosis import diagnose, is_fatal_line, read_evidence
 
 OOM = "CUDA out of memory. Tried to allocate 1.20 GiB. GPU 0 has a total capacity of 23.56 GiB of which 801.19 MiB is free."
 READY = "(APIServer pid=1) INFO:     Application startup complete."
@@ -40,6 +40,23 @@ def test_an_out_of_memory_that_the_program_got_over_is_no_cause(handled: list[st
     """It is called a warning or passed over, and the engine serves: an end without a word is unknown, a life without an end is well."""
     assert verdict([*handled, READY, SERVED], code=1).cause is Cause.UNKNOWN
     assert verdict([*handled, READY, SERVED]).cause is Cause.OK_NORMAL
+
+
+@pytest.mark.parametrize(
+    ("head", "fatal"),
+    [
+        ("(EngineCore_DP0 pid=112) W0211 07:59:21.880000 112 torch/_inductor/select_algorithm.py:2100] mm_14 failed: ", False),
+        ("E0211 07:59:21.880000 112 site-packages/torch/_inductor/select_algorithm.py:2100] [0/0] ", False),
+        ("[rank1]:[W803 04:00:01.300221 CUDAGuardImpl.h:119] Warning: ", False),
+        ("(EngineCore_DP0 pid=112) ERROR 02-11 07:59:21 [core.py:845] torch.OutOfMemoryError: ", True),
+        ("E0211 07:59:21.880000 112 torch/distributed/elastic/multiprocessing/errors.py:1] ", True),
+        ("[rank1]:[E803 04:00:01.300221 ProcessGroupNCCL.cpp:1896] ", True),
+        ("torch.OutOfMemoryError: ", True),
+    ],
+)
+def test_a_warning_s_line_does_not_make_the_supervisor_end_an_engine(head: str, fatal: bool) -> None:
+    """By torch's own levels too; its autotuner passes over a candidate that does not fit."""
+    assert (is_fatal_line(head + OOM) is not None) is fatal
 
 
 def test_a_warning_that_nothing_follows_but_the_end_is_the_cause() -> None:
