@@ -49,7 +49,8 @@ def status(place: Place, watch: bool, as_json: bool) -> ExitCode:
         return ExitCode.OK
     answer = asking.ask(place, "status")
     state = EngineState(answer["state"])
-    troubles, restrictions = (_troubles(place), _restrictions(place)) if place.means_the_box() else ([], [])
+    troubles = _troubles(place) if place.means_the_box() else []
+    restrictions = _restrictions(place) if place.means_the_box() and answer.get("subscribers") else []
     if as_json:
         more = {"troubles": [as_row(trouble) for trouble in troubles], "restrictions": restrictions}
         say_json(answer | {name: found for name, found in more.items() if found})
@@ -72,7 +73,8 @@ def _troubles(place: Place) -> list[Finding]:
 
 
 def _restrictions(place: Place) -> list[str]:
-    """What the box's gateway holds back or refuses; nothing where its address is not known."""
+    """What the box's gateway holds back or refuses; nothing where its address is not known. One that does not run, which no subscription
+    tells, is not asked: its socket would start it."""
     try:
         return restrictions_at(gateway_url(place))
     except ApplianceError:

@@ -31,10 +31,14 @@ class PublicationBoard:
     """The newest publication and everybody who waits for the next. One writer: the supervisor's loop.
 
     A reader that is slow misses the ones in between, never the newest.
+
+    Attributes:
+        subscribers: connections that are told each one: gateways that run.
     """
 
     def __init__(self, first: Publication) -> None:
         self._current = first
+        self.subscribers = 0
         self._changed = asyncio.Event()
 
     @property
@@ -140,9 +144,11 @@ class ControlServer:
     async def _publish_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         gone = asyncio.ensure_future(reader.read(1))  # subscribers say nothing more: any byte or the end means done
         publish = asyncio.ensure_future(self._publish(writer))
+        self._board.subscribers += 1
         try:
             await asyncio.wait({gone, publish}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._board.subscribers -= 1
             gone.cancel()
             publish.cancel()
             await asyncio.gather(gone, publish, return_exceptions=True)

@@ -70,6 +70,7 @@ class Verbs:
             "sensors": supervisor.sensors(),
             "xids": {str(number): count for number, count in sorted(supervisor.desk.xids.items())},
             "fused_lengths": to_json(self._fused),
+            "subscribers": supervisor.board.subscribers,
         }
 
     async def incidents(self, arguments: Arguments) -> Arguments:

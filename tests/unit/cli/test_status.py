@@ -49,16 +49,19 @@ def test_what_the_gateway_holds_back_or_refuses_is_shown(
 ) -> None:
     """Of the box's own appliance, as words and as data; what diagnosis found is then said once, by the gateway."""
     monkeypatch.setattr(Place, "means_the_box", lambda _: True)
-    applianced.answers["status"] = {"state": "serving", "generation": 1, "sentence": "serving", "fused_lengths": [FOUND]}
+    applianced.answers["status"] = {"state": "serving", "generation": 1, "sentence": "serving", "subscribers": 1, "fused_lengths": [FOUND]}
     with gateway_that_says(200, json.dumps({"restrictions": SAID}).encode()) as port:
         config = tmp_path / "appliance.toml"
         config.write_text(f"[gateway]\nport = {port}\n")
         arguments = ("--run-dir", applianced.run_dir, "--config", config, "status")
         words, data = ctl(*arguments), ctl(*arguments, "--json")
+        applianced.answers["status"] |= {"subscribers": 0}
+        asleep = ctl(*arguments, "--json")
     assert "admission" in words.out
     assert "; ".join(SAID) in " ".join(words.out.split())
     assert "lengths of crashes" not in words.out
     assert json.loads(data.out)["restrictions"] == SAID
+    assert "restrictions" not in json.loads(asleep.out), "a gateway that does not run was asked, which starts it"
 
 
 def test_without_the_gateways_word_there_are_the_lengths_that_diagnosis_found(ctl: Ctl, applianced: Applianced) -> None:

@@ -103,7 +103,11 @@ async def test_subscriber_gets_current_then_changes(tmp_path: Path) -> None:
         board.post(publication(1))
         board.post(publication(2))
         assert await anext(stream) == publication(2)
+        assert board.subscribers == 1
         await stream.aclose()  # type: ignore[attr-defined]
+        async with asyncio.timeout(5):
+            while board.subscribers:
+                await asyncio.sleep(0.01)
 
 
 async def test_subscription_ends_unreachable(tmp_path: Path) -> None:
