@@ -74,12 +74,15 @@ def runtime_of(program: str) -> str:
 
 
 def name_in_force(engine: EngineTable) -> str:
-    """The name of the environment that the engine goes by, also of one that is gone or cannot be run; empty where it goes by none."""
+    """The name of the environment that the engine goes by, also of one that is gone or cannot be run; empty where it goes by none, or where
+    the link itself is gone."""
     program = engine.program or engine.python
     if not runtime_of(program):
         return ""
     folder = Path(program).parents[1]
-    return folder.readlink().name if folder.is_symlink() else folder.name
+    if folder.is_symlink():
+        return folder.readlink().name
+    return "" if folder.name.startswith(CURRENT) else folder.name
 
 
 def go_back(configured: str, name: str) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import io
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import pytest
 from appliance.backends import backend_of
 from appliance.cli import pip_runs, recipes, runtimes
 from appliance.compatibility import Card, Host
-from appliance.config.runtimes import current_runtime, launch_python, packages_of, put_in_force, runtime_of, with_runtime
+from appliance.config.runtimes import current_runtime, launch_python, name_in_force, packages_of, put_in_force, runtime_of, with_runtime
 from appliance.config.schema import Config, EngineTable
 from appliance.core.errors import ApplianceError
 from tests.unit.cli.conftest import Ctl
@@ -71,6 +72,19 @@ def test_a_lock_of_something_else_is_refused(wheelhouse: Path, tmp_path: Path) -
     for words, said in (("sglang==2.0", "pins sglang to 1.0, not sglang==2.0"), ("vllm", "does not name vllm")):
         with pytest.raises(ApplianceError, match=said):
             runtimes.pinned(recipes.named(words), [pinned], tmp_path / "own.lock")
+
+
+def test_the_name_in_force_is_known_of_what_is_gone_too(tmp_path: Path) -> None:
+    """By the link; where nothing is linked, nothing is in force."""
+    gone = _made(tmp_path, "sglang-1.0", "python")
+    put_in_force(gone)
+    engine = EngineTable(backend="sglang", python=f"{tmp_path}/runtimes/current-sglang/bin/python")
+    shutil.rmtree(gone)
+    assert name_in_force(engine) == "sglang-1.0"
+    (tmp_path / "runtimes/current-sglang").unlink()
+    assert name_in_force(engine) == ""
+    assert name_in_force(EngineTable(backend="sglang", python=f"{gone}/bin/python")) == "sglang-1.0"
+    assert name_in_force(EngineTable(backend="sglang", python="/usr/bin/python3")) == ""
 
 
 def test_hashes_are_known_whatever_pip_tells(tmp_path: Path) -> None:
