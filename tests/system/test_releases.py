@@ -29,9 +29,19 @@ DIFFERENT = {
         # uvicorn 0.17 writes no "connection: close" on a connection that was told to end after this answer; it does end.
         "test_a_connection_that_was_about_to_ask_is_still_answered",
         "test_a_client_that_sent_the_next_request_early_is_seen_leaving_too",
+        # With httptools 0.1 and uvicorn 0.17 a dead connection waits for the garbage collector.
+        "test_whoever_leaves_leaves_nothing",
     ),
 }
 """What the release's libraries do otherwise, harmlessly."""
+NOT_HERE = (
+    # What an engine's environment brings: a pip of today with an index, a client of the hub, the template's interpreter.
+    "test_what_does_not_fit_is_refused_and_what_does_is_made", "test_what_is_no_engine_is_told", "test_a_lock_of_something_else_is_refused",
+    "test_a_wheel_for_a_newer_c_library_or_python_is_named", "test_a_download_that_is_cut_goes_on_where_it_was",
+    "test_what_cannot_be_had_is_told_with_the_cure", "test_a_download_that_was_cut_goes_on_over_a_second_call",
+    "test_a_template_that_does_not_render_is_told_of",
+)  # fmt: skip
+"""The machines have neither network nor engine."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +89,7 @@ def test_the_package_is_built_and_starts(released: tuple[Release, Machine], deb:
 def test_the_control_plane_with_the_libraries_of_the_release(released: tuple[Release, Machine]) -> None:
     """Its own unit tests, with the release's interpreter; on the oldest release also whole gateways."""
     release, machine = released
-    left_out = " and ".join(f"not {name}" for name in DIFFERENT.get(release.suite, ()))
+    left_out = " and ".join(f"not {name}" for name in (*NOT_HERE, *DIFFERENT.get(release.suite, ())))
     ended = machine.box.call(
         "env", "-C", "/checkout", "PYTHONDONTWRITEBYTECODE=1", "HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis",
         "python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", *(["-k", left_out] if left_out else []),
