@@ -48,6 +48,7 @@ TRIXIE = Release("trixie", BUILDS)
 NOBLE = Release("noble", (*BUILDS, "apt"), ("deb http://archive.ubuntu.com/ubuntu noble main universe",))
 UBUNTU_KEYS = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
 MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer", "e2scrub_all.timer", "fstrim.timer", "e2scrub_reap.service", "man-db.timer")
+CONTROL = Path(__file__).parents[2] / "packaging/debian/control"
 BOOT_S = 60.0
 HALT_S = 30.0
 _CHROOT_WRITES = ("kernel/core_pattern", "kernel/core_pipe_limit", "fs/suid_dumpable")
@@ -72,6 +73,9 @@ def why_not() -> str | None:
         return f"{', '.join(missing)} missing: apt-get install systemd-container mmdebstrap procps debhelper dh-python"
     if cgroup_root() is None:
         return "no writable cgroup v2 hierarchy"
+    wanted = subprocess.run(["dpkg-checkbuilddeps", str(CONTROL)], capture_output=True, text=True, check=False)
+    if wanted.returncode != 0:
+        return f"{wanted.stderr.strip()}: apt-get build-dep ./packaging"
     return None
 
 
