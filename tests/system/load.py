@@ -1,5 +1,6 @@
 """Runs inside a machine under test: load.py CLIENTS TOKENS SECONDS. Streams chat answers one after the other on each client.
 
+Each client asks at least once; SECONDS after the start none asks anew: with 0 each has exactly one answer.
 Prints "flowing" once every client has had a token, then one JSON document. An answer counts as done only when it ended
 with its finish_reason and [DONE].
 """
@@ -50,7 +51,8 @@ def ask(number: int) -> None:
 
 
 def work(number: int, until: float) -> None:
-    """Ask again and again."""
+    """Ask, and again while there is time."""
+    ask(number)
     while time.monotonic() < until:
         ask(number)
 

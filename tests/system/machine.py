@@ -101,7 +101,7 @@ class Machine:
         return self.box.do("journalctl", "--boot", "--output=cat", "--no-pager", "-u", SUPERVISOR, "-u", GATEWAY, *arguments)
 
     def load(self, *, clients: int, tokens: int, seconds: float) -> Load:
-        """Clients that stream answers one after the other for a while."""
+        """Clients that stream answers one after the other for a while; with 0 seconds one answer each."""
         self.box.put(LOAD_PROGRAM, "/root/load.py")
         return Load(self.box.start("python3", "/root/load.py", str(clients), str(tokens), str(seconds)))
 

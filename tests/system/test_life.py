@@ -45,7 +45,7 @@ def test_a_supervisor_that_hangs_is_replaced(machine: Machine) -> None:
     pid, restarts = machine.main_pid(SUPERVISOR), int(machine.property(SUPERVISOR, "NRestarts"))
     began_s = time.monotonic()
     before = machine.box.start(*chat_command("Tell a long story about a lighthouse.", max_tokens=400))
-    streams = machine.load(clients=2, tokens=120, seconds=0.5)
+    streams = machine.load(clients=2, tokens=120, seconds=3)
     wait_until(lambda: "running=3" in machine.journal("--since=-10s"), "the engine answers all of them")
     machine.box.do("kill", "-STOP", str(pid))
     wait_until(lambda: machine.main_pid(SUPERVISOR) not in (0, pid), "another applianced", 4 * WATCHDOG_S)
@@ -103,11 +103,11 @@ def test_the_journal_has_sentences_and_fields(machine: Machine) -> None:
 
 def test_stop_drains(machine: Machine) -> None:
     """systemctl stop under load: every answer that was under way is completed, and nothing is killed."""
-    load = machine.load(clients=3, tokens=60, seconds=0.5)
+    load = machine.load(clients=3, tokens=200, seconds=0)
     machine.systemctl("stop", SUPERVISOR)
     result = load.result()
     assert result["failed"] == []
-    assert result["done"] >= 3
+    assert result["done"] == 3
     assert machine.property(SUPERVISOR, "Result") == "success"
     assert machine.engine_pid() == 0
     code, body = machine.http("/health")
