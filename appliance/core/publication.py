@@ -10,7 +10,7 @@ from appliance.core.states import EngineState
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The engine as clients may know it.
+    """The engine as clients may know it; with an engine on each card, all of them summed up, so that who reads no further still works.
 
     Attributes:
         state: where it stands.
@@ -20,6 +20,8 @@ class Publication:
         reason: one sentence for people, the same as in `systemctl status`.
         retry_after_s: how long a refused client should wait; None when a person is needed.
         incident_id: of the incident that the sentence speaks of, if one.
+        replicas: with an engine on each card, each one's own, by card, always as many and in the same order; their generations
+            count apart. Empty with one engine.
     """
 
     state: EngineState
@@ -29,3 +31,4 @@ class Publication:
     reason: str
     retry_after_s: float | None
     incident_id: str | None = None
+    replicas: tuple[Publication, ...] = ()
