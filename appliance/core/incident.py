@@ -25,6 +25,7 @@ class Incident:
         rung_before, rung_after: indices on the ladder.
         inflight: lengths and fingerprints of what was being served; never text.
         flight: the last minutes before it, a sample a second.
+        card: PCI address of the card whose engine it was, with an engine on each card; empty with one engine.
         recovered_s: seconds from `time_s` to the next SERVING, of a later applianced too; None while there was none.
     """
 
@@ -44,3 +45,4 @@ class Incident:
     uptime_s: float = 0.0
     recovered_s: float | None = None
     flight: FlightRecord | None = None
+    card: str = ""

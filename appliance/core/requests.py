@@ -33,6 +33,8 @@ class InflightRequest:
         attempt: how often it was given to an engine, 1 for the first time.
         age_s: seconds since acceptance.
         resumability: what can be done if the engine dies now.
+        replica: with an engine on each card, the index of the one that it was last given to (`Publication.replicas`); `generation` is then
+            of that one. None: there is one engine, or it waits.
     """
 
     request_id: str
@@ -46,3 +48,4 @@ class InflightRequest:
     attempt: int
     age_s: float
     resumability: Resumability
+    replica: int | None = None
