@@ -47,7 +47,7 @@ from tests.integration.supervisor.harness import Applianced, wait_for
 ROOT = Path(__file__).parents[2]
 SPARE = "ours, with a warm spare"
 GOAL_MEDIAN_S, GOAL_WORST_S = 1.0, 2.0
-ANSWER_TOKENS = 96
+ANSWER_TOKENS = 160
 BEFORE_KILL = (5, 60)
 """Events of the stream before the kill: anywhere in it."""
 START_S = 120.0
@@ -88,7 +88,8 @@ class Result:
 def question(number: int) -> dict[str, Any]:
     """A body whose greedy answer is long enough to be killed in."""
     content = f"Question {number}: list the numbers from one to forty in words, one per line."
-    return {"messages": [{"role": "user", "content": content}], "max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True}
+    asked = {"messages": [{"role": "user", "content": content}], "temperature": 0, "stream": True}
+    return asked | {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
 
 
 def tokens(port: int, body: dict[str, Any]) -> Iterator[str]:
