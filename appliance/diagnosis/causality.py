@@ -68,6 +68,8 @@ def explains(deeper: Event, other: Event) -> str | None:
     mutual = other.cause is not None and (other.cause, deeper.cause) in edges()
     if named is not None and (deeper.order < other.order or (deeper.tier <= other.tier and not mutual)):
         return named
+    if mutual and other.order < deeper.order and other.source is deeper.source:
+        return None  # the particular stands first, and the general follows from it
     if deeper.tier < other.tier:
         return "a deeper fault stands in its window"
     return None
@@ -187,7 +189,7 @@ def _window_of(event: Event, anchor: Event, waited_s: float) -> tuple[float, flo
         blocked_s = event.fields.get("blocked_s", 0.0)  # the kernel tells of a stuck task when it has been stuck for so long
         return (-float("inf"), CLOCK_SLACK_S + (blocked_s if isinstance(blocked_s, float) else 0.0))
     if event.cause in (Cause.HOST_OOM, Cause.KILLED_UNKNOWN):
-        return HOST_OOM_WINDOW_S
+        return (min(HOST_OOM_WINDOW_S[0], -waited_s - TIMEOUT_SLACK_S), HOST_OOM_WINDOW_S[1])  # the survivors waited for the killed one
     if anchor.tier == 4:
         timeout_s = anchor.fields.get("timeout_s", DEFAULT_TIMEOUT_S)
         return (-(float(timeout_s) if isinstance(timeout_s, float) else DEFAULT_TIMEOUT_S) - TIMEOUT_SLACK_S, CLOCK_SLACK_S)

@@ -56,6 +56,7 @@ MILESTONES = {
 
 RULED = frozenset(
     {
+        "abort_frame",
         "address_taken", "boot", "broken_invariant", "bus_error", "client_left", "cuda_busy", "cuda_oom", "cuda_oom_load", "death",
         "drained", "driver_frame", "echo", "enospc", "exception", "exit", "foreign_oom", "ghes_corrected", "ghes_device",
         "ghes_gpu", "gpu_action", "handled", "hang_wait", "health_failed", "heap_corruption", "host_memory_free", "host_oom_kill",
