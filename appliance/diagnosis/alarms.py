@@ -31,7 +31,8 @@ _WORDS = re.compile(
 )
 _KERNEL = re.compile(
     r"NVRM: (?!loading|GPU at|Persistence)|Xid|nvidia-uvm|\[Hardware Error\]|segfault|general protection|trap |BUG: |oom|[Oo]ut of memory|"
-    r"Killed process|blocked for more|IO_PAGE_FAULT|DMAR|I/O error|AER|PCIe Bus|call trace|Call Trace|hung|lockup|MCE|Machine [Cc]heck"
+    r"Killed process|blocked for more|IO_PAGE_FAULT|DMAR|I/O error|AER|PCIe Bus|call trace|Call Trace|hung|lockup|MCE|Machine [Cc]heck|"
+    r"Memory failure|nvme\S*: .{0,40}(?:down|timeout|reset)|(?:EXT4-fs|XFS|BTRFS)\b.{0,40}(?:error|corrupt)"
 )
 
 

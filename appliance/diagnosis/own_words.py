@@ -2,7 +2,7 @@
 supervisor quotes: in the journal its sentences stand between the engine's lines, and name the evidence that they stand on.
 
 A prompt or a path in a log must neither look like a fault to a person's `diagnose` nor make the supervisor kill the engine:
-anybody may send a prompt that says "Fatal Python error".
+anybody may send a prompt that says "Fatal Python error". The same goes for answers, and for commands that look for such words (sudo, cron).
 """
 
 from __future__ import annotations
@@ -10,14 +10,35 @@ from __future__ import annotations
 import re
 
 _OURS = ("(evidence ", " confidence=")
-_MARKS = ("HTTP/", "request", "Request", "prompt", "Req(", "ReqInput", "| GET", "| POST", "| HEAD", "| DELETE", "| PUT", "  raise ", *_OURS)
+_MARKS = (
+    "HTTP/",
+    "request",
+    "Request",
+    "prompt",
+    "Req(",
+    "ReqInput",
+    "| GET",
+    "| POST",
+    "| HEAD",
+    "| DELETE",
+    "| PUT",
+    "  raise ",
+    "Generated response ",
+    "Parsed message: ",
+    "COMMAND=",
+    " CMD (",
+    "grep ",
+    '"content":',
+    *_OURS,
+)
 _REQUEST_LINE = re.compile(
     r"(?<=[\"\s])((?:GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) )[^\"\n]{1,4000}?(?= HTTP/\d|\"|\s\d{1,3}(?:\.\d{1,3}){3} \d{3})"
 )
 _GIN_PATH = re.compile(r"(\| (?:GET|POST|PUT|PATCH|DELETE|HEAD)\s+)\"[^\"]*\"")
 _BODY = (
     r"(Received request [^\s:]{1,200}: |Receive(?:d)?: obj=\w{1,40}\(|GenerateReqInput\(|(?:Chat)?CompletionRequest\(|\bReq\(|"
-    r"[Rr]equest body: |\bprompt: ['\"]|\"prompt\": ?\"|\"messages\": ?\[).*"
+    r"[Rr]equest body: |\bprompt: ['\"]|\bprompt=\\?['\"]|\"prompt\": ?\"|\"messages\": ?\[|\"content\": ?\"|Parsed message: |"
+    r"Generated response \S{1,200}(?: \([^)]{1,40}\))?: output: |\bCOMMAND=|\) CMD \(|(?:^|[$#+>|] )(?:sudo )?[zef]?grep ).*"
 )
 _REQUEST_BODY = re.compile(_BODY, re.DOTALL)
 _REQUEST_BODIES = re.compile(_BODY.encode())
@@ -30,7 +51,14 @@ _VERDICT = re.compile(r".*( cause=[a-z_]{2,40} confidence=(?:high|medium|low)\b)
 
 def before_body(line: bytes) -> bytes:
     """The line up to the request body in it, quickly; `own_words` takes out the same and more."""
-    if b"Re" not in line and b"eceive" not in line and b"rompt" not in line and b"messages" not in line and b"body" not in line:
+    if (
+        b"Re" not in line
+        and b"eceive" not in line
+        and b"rompt" not in line
+        and b"messages" not in line
+        and b"body" not in line
+        and b"Generated" not in line
+    ):
         return line  # one test for each wording, written out: every line of a log comes by here
     match = _REQUEST_BODIES.search(line)
     return line if match is None else line[: match.end(1)]

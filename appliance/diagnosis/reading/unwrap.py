@@ -48,6 +48,11 @@ _SYSTEMD_TEXT = re.compile(
     r"|\S+\.(?:service|slice|scope|socket): (?:Main process|Failed with|"
     r"Watchdog timeout|State '|Scheduled restart|Start request|A process of this unit|Killing process|Processes still|Deactivated|Consumed)"
 )
+_BYSTANDER = re.compile(
+    r"(?:alertmanager|prometheus|grafana|node_exporter|telegraf|collectd|zabbix|netdata|fluent-?(?:bit|d)|filebeat|promtail|loki|vector|monit|nagios|"
+    r"sshd|dbus-daemon|NetworkManager|avahi-daemon|cupsd|gdm|gnome-shell|plasmashell|snapd|postfix|dovecot|nginx|apache2?|postgres|mysqld?)\b"
+)
+"""Programs that tell of others, or of nothing that an engine has to do with: what they quote happened elsewhere."""
 _SYSTEMD_IDENTS = (
     "systemd",
     "systemd-oomd",
@@ -112,6 +117,8 @@ def _syslog(line: str, year: int, coats: int) -> Unwrapped | None:
         return Unwrapped(text, Source.SYSTEMD, stamp)
     if ident == "NVRM":
         return Unwrapped(f"NVRM: {text}", Source.KERNEL_LOG, stamp)
+    if _BYSTANDER.match(ident) is not None:
+        return Unwrapped("", Source.SYSTEMD, stamp)
     inner = unwrap(text, year, coats) if text else Unwrapped(text)
     better = inner.stamp if inner.stamp is not None and not inner.stamp.year_unknown else None
     return Unwrapped(inner.text, inner.source or Source.ENGINE_LOG, better if stamp is None or (stamp.year_unknown and better) else stamp)

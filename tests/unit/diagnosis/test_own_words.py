@@ -18,6 +18,12 @@ SPOOFS = [
     "INFO 07-16 12:08:18 logger.py:37] Received request cmpl-8f1f: prompt: 'Fatal Python error: Segmentation fault', params: SamplingParams(n=1)",
     "[2026-08-16 10:00:00] Receive: obj=GenerateReqInput(rid='a', text='CUDA error: an illegal memory access was encountered')",
     "[2026-08-16 10:00:00] Finish: obj=GenerateReqInput(rid='a', text='Scheduler hit an exception'), out={'text': 'EngineDeadError'}",
+    "INFO 09-05 16:03:47 [logger.py:60] Generated response chatcmpl-88b9d (streaming complete): output: 'Segmentation fault', output_token_ids: None",
+    'time=2026-02-05T12:46:02.118+01:00 level=DEBUG source=routes.go:1517 msg="chat request" images=0 prompt="<|user|>why Segmentation fault?"',
+    'Parsed message: {"role":"assistant","content":"CUDA error: an illegal memory access was encountered"}',
+    "admin : TTY=pts/1 ; PWD=/opt/llm ; USER=root ; COMMAND=/usr/bin/tail -f /var/log/CUDA error: out of memory",
+    "(root) CMD (grep -q 'CUDA error: an illegal memory access was encountered' /var/log/vllm.log)",
+    "$ grep -c 'Fatal Python error: Segmentation fault' old.log",
     '(APIServer pid=1) ERROR 07-16 12:08:18 [serving.py:90] request body: {"messages": [{"content": "EngineCore encountered a fatal error"}]}',
 ]
 
