@@ -92,6 +92,8 @@ class Case:
     exit: Exit
     stopped_by_us: bool
     engine: str | None
+    aside: tuple[Event, ...] = ()
+    """Events of boots that were not the engine's (`boots.py`), and what it outlived (`outlived.py`); rules do not see them."""
 
     @functools.cached_property
     def _index(self) -> dict[str, list[Event]]:
@@ -152,6 +154,10 @@ class Case:
     def served_after(self, event: Event) -> bool:
         """The engine went on answering after this event."""
         return any(other.name in ("decode", "prefill", "traffic") and other.order > event.order for other in self.events)
+
+    def dead_after(self, event: Event) -> bool:
+        """Something below this event, and not the event itself in other words, says that the engine is gone."""
+        return any(other.fatal and other.order > event.order and other.cause is not event.cause for other in self.events)
 
     def ends_in(self, *names: str) -> bool:
         """Whether an event of these names stands in the engine's log after its last sign of life."""

@@ -19,12 +19,16 @@ from appliance.diagnosis.case import HEALTHY, Case
 from appliance.diagnosis.catalogue import Catalogue
 from appliance.diagnosis.causality import Verdict, distance_s
 from appliance.diagnosis.events import Event
+from appliance.diagnosis.same_words import same_words
 
 _BY_ABSENCE = frozenset({Cause.KILLED_UNKNOWN, Cause.HOST_POWER_RESET})
 """Causes that rest on what is not on record, which may only be missing from what was given."""
 _SHOWN_AS = frozenset(
-    {Cause.CUDA_LAUNCH_FAILURE, Cause.DRIVER_NOT_READY, Cause.ENGINE_RPC_TIMEOUT, Cause.ENGINE_WATCHDOG, Cause.NCCL_TIMEOUT}
-)
+    {
+        Cause.CUDA_LAUNCH_FAILURE, Cause.CUDA_ILLEGAL_ACCESS, Cause.DRIVER_NOT_READY, Cause.ENGINE_RPC_TIMEOUT, Cause.ENGINE_WATCHDOG,
+        Cause.NCCL_TIMEOUT,
+    }
+)  # fmt: skip
 """What an engine says of a card or link that failed below it; only the kernel then tells of that."""
 _NEVER_ALONE = frozenset({Cause.NCCL_INIT_FAILURE, Cause.START_TIMEOUT, Cause.CUDA_ILLEGAL_ACCESS})
 """Of these an unsure line tells that something failed below, or that somebody gave up waiting, and no more."""
@@ -50,8 +54,13 @@ def confidence_of(doubts: Sequence[Doubt]) -> Confidence:
 def doubts_of(root: Event, verdict: Verdict, case: Case, catalogue: Catalogue) -> tuple[Doubt, ...]:
     """Why the verdict that stands on this root may be wrong."""
     if root.is_suspect:
-        return (*_of_the_root(root, case), *_of_others(root, verdict), *_of_what_is_unread(root, case, catalogue))
-    return tuple(_of_good_health(root, case, catalogue))
+        return (
+            *_of_the_root(root, case),
+            *_of_others(root, verdict),
+            *_of_what_is_aside(root, case),
+            *_of_what_is_unread(root, case, catalogue),
+        )
+    return (*_of_what_is_aside(root, case), *_of_good_health(root, case, catalogue))
 
 
 def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
@@ -60,8 +69,10 @@ def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
         yield Doubt(root.note or "its root line can be read in another way", 2 if root.cause in _NEVER_ALONE else 1)
     elif root.tier == 4:
         yield Doubt("how long somebody waited does not tell for what")
-    elif root.cause in _SHOWN_AS and root.source is Source.ENGINE_LOG and not _given(case, Source.KERNEL_LOG):
+    elif root.cause in _SHOWN_AS and root.source in (Source.ENGINE_LOG, Source.NVIDIA_SMI) and not _given(case, Source.KERNEL_LOG):
         yield Doubt("a card or link that fails shows itself in these words too, and no kernel log was given")
+    if root.sure and (other := same_words(root, case)) is not None:
+        yield Doubt(other)
     if root.tier == 6:
         yield Doubt("its root line is a weak sign")
     elif root.cause in _BY_ABSENCE:
@@ -70,9 +81,15 @@ def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
             yield Doubt("neither the kernel's log nor systemd's was given, where more would stand")
     elif root.source is Source.EXIT or root.tier == 5:
         yield Doubt("how a process ended does not tell why")
+    over = root.source is Source.KERNEL_LOG and any(boot.order > root.order for boot in case.named("boot"))
+    if over and not _given(case, Source.ENGINE_LOG):
+        yield Doubt("it stands in a boot that is over, and no engine's log tells that one ran then")
     if root.source is Source.EXIT and not _given(case, Source.ENGINE_LOG):
         yield Doubt("nothing of the engine's own log was given")
-    if root.cause in _OF_ONE_REQUEST and _outlived(root, case):
+    later_s = _worked_for(root, case)
+    if later_s > OUTLIVED_S and not case.dead_after(root):
+        yield Doubt(f"the engine went on working for {later_s:.0f} s after it, and no line tells that it ended", 2)
+    elif later_s > OUTLIVED_S and root.cause in _OF_ONE_REQUEST:
         yield Doubt("the engine went on working after it, and ended later of what no line tells", 2)
 
 
@@ -80,15 +97,11 @@ OUTLIVED_S = 60.0
 """What an engine dies of, it does not outlive by so long."""
 
 
-def _outlived(root: Event, case: Case) -> bool:
-    """It worked on well after the root, and then ended."""
+def _worked_for(root: Event, case: Case) -> float:
+    """Seconds from the root to the last answer below it in the same log; 0 where there is none."""
     answers = (event for event in case.named("decode", "prefill", "traffic") if "GET /" not in event.text)  # a health check is none
     worked = [event for event in answers if event.source is root.source and event.order > root.order]
-    if not worked:
-        return False
-    later_s = distance_s(worked[-1].evidence, root.evidence)
-    ended = any(event.fatal and event.order > worked[-1].order for event in case.events)
-    return ended and later_s is not None and later_s > OUTLIVED_S
+    return (distance_s(worked[-1].evidence, root.evidence) or 0.0) if worked else 0.0
 
 
 def _of_others(root: Event, verdict: Verdict) -> Iterator[Doubt]:
@@ -99,6 +112,13 @@ def _of_others(root: Event, verdict: Verdict) -> Iterator[Doubt]:
     deeper = next((event for event, _reason in verdict.outside if event.tier < root.tier), None)
     if deeper is not None:
         yield Doubt(f"{_name(deeper)} is deeper and stands outside the window of time, if the clocks are right")
+
+
+def _of_what_is_aside(root: Event, case: Case) -> Iterator[Doubt]:
+    """A deeper fault that is only taken not to be the engine's."""
+    perhaps = next((event for event in case.aside if not event.sure and event.is_suspect and event.tier < root.tier), None)
+    if perhaps is not None:
+        yield Doubt(f"of {_name(perhaps)}: {perhaps.note}", 2 if root.cause in _SHOWN_AS else 1)
 
 
 def _of_what_is_unread(root: Event, case: Case, catalogue: Catalogue) -> Iterator[Doubt]:
@@ -130,6 +150,8 @@ def _of_good_health(root: Event, case: Case, catalogue: Catalogue) -> Iterator[D
         yield Doubt("nothing shows the engine at work")
         if root.cause is not Cause.OK_DEGRADED and not _given(case, Source.ENGINE_LOG):
             yield Doubt("nothing of the engine's own log was given")
+    elif root.cause is Cause.OK_BENIGN_WARNING and root.sure and case.exit.code != 0:
+        yield Doubt("how it ended is not on record: harmless by itself, it may stand before what was not given")
     last = max((event.order for event in case.named(*HEALTHY)), default=-1)
     if any(order > last or abs(order - root.order) <= NEAR_LINES for order, item in unread(case.evidence, catalogue)):
         yield Doubt("words near it, or the last ones, sound like trouble, and no pattern knows them")

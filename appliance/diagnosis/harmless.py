@@ -29,7 +29,7 @@ def harmless(case: Case) -> Event | None:
     for cause in _PRECEDENCE:
         found = [event for event in case.events if event.kind is Kind.BENIGN and event.cause is cause]
         if found:
-            return min(found, key=lambda event: (event.rank, event.order))
+            return _in_own_words(min(found, key=lambda event: (event.rank, event.order)), case)
     stop = case.first("shutdown")
     if stop is not None:
         return replace(stop, kind=Kind.BENIGN, cause=Cause.OK_SHUTDOWN, sure=case.exit.code == 0, note="it ended in order")
@@ -39,9 +39,19 @@ def harmless(case: Case) -> Event | None:
     return None
 
 
+_NOISE_RANK = 25
+"""What is printed by a stop, and does not say that it is one."""
+
+
+def _in_own_words(event: Event, case: Case) -> Event:
+    """The line that says that the engine stops, where the event is only the noise of it."""
+    stop = case.first("shutdown") if event.cause is Cause.OK_SHUTDOWN and event.rank >= _NOISE_RANK else None
+    return event if stop is None else replace(event, evidence=stop.evidence, order=stop.order)
+
+
 def _ends_in_an_exception(case: Case) -> bool:
-    """An exception stands after the last sign of life: nobody can say that this engine is well."""
-    return case.ends_in("exception", "usage_error")
+    """An exception, or a child's end, stands after the last sign of life: nobody can say that this engine is well."""
+    return case.ends_in("exception", "usage_error", "wrapper")
 
 
 def _stop(case: Case) -> Event:

@@ -33,6 +33,9 @@ def _all(root: Event | None, verdict: Verdict, case: Case) -> Iterator[Refuted]:
     for event, reason in verdict.outside:
         if event.cause is not None:
             yield Refuted(event.cause, reason, _cite(event))
+    for event in case.aside:
+        if event.cause is not None and event.is_suspect:
+            yield Refuted(event.cause, event.note, _cite(event))
     yield from _foreign(case)
     yield from _polite_end(root, case)
 

@@ -18,6 +18,7 @@ from appliance.diagnosis import rules_vram as vram
 from appliance.diagnosis.case import Case
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.pattern import Kind
+from appliance.diagnosis.rules_survived import passed_over, survived
 from appliance.diagnosis.xid import meaning_of
 
 Rule = Callable[[Event, Case], Event | None]
@@ -46,6 +47,7 @@ RULES: dict[str, Rule] = {
     "cuda_oom_startup": vram.held_by_other,
     "death": process.death,
     "enospc": process.enospc,
+    "exception": process.let_go,
     "exit": own.ended_without_a_word,
     "ghes_gpu": gpu.ghes_gpu,
     "hang_wait": gpu.hang_wait,
@@ -83,7 +85,8 @@ def settle(case: Case) -> list[Event]:
     for event in case.events:
         rule = RULES.get(event.name)
         definite = event if rule is None else rule(event, case) or event
+        definite = process.of_another_unit(definite, case)
         if definite.cause is Cause.HOST_OOM:
             definite = own.host_memory(definite, case) or definite
-        settled.append(stop.within_stop(process.survived(definite, case), case))
+        settled.append(stop.within_stop(survived(passed_over(definite, case), case), case))
     return settled

@@ -34,8 +34,10 @@ def xid(event: Event, case: Case) -> Event | None:
 
 def cuda_oom(event: Event, case: Case) -> Event:
     """Somebody else's memory; else load, prefill or run time: what the failure's wrapper says, then its frames, then the last milestone."""
+    if _ADVICE.search(event.text.partition("out of memory")[0][-ADVICE_LETTERS:]) is not None:
+        return replace(event, kind=Kind.SYMPTOM, cause=None, fatal=False, note="advice for the case that it happens")
     if _handled(event, case):
-        return replace(event, kind=Kind.SYMPTOM, cause=None, fatal=False, note="the program handled it, and went on")
+        return caused(replace(event, fatal=False), Cause.OK_BENIGN_WARNING, tier=7, rank=34, note="the program handled it, and went on")
     held = held_by_other(event, case)
     if held is not None:
         return held
@@ -52,8 +54,15 @@ def cuda_oom(event: Event, case: Case) -> Event:
     return _oom_by_phase(event, serving)
 
 
-_MILD = re.compile(r"\b(?:DEBUG|INFO|WARN(?:ING)?)\b|\bW\d{4} |Warning: |level=(?:info|warn)", re.IGNORECASE)
+_MILD = re.compile(r"\b(?:DEBUG|INFO|WARN(?:ING)?)\b|\bW\d{3,4} |Warning: |level=(?:info|warn)", re.IGNORECASE)
 """A program's own word for what it does not fail of, before the sentence."""
+
+
+ADVICE_LETTERS = 100
+_ADVICE = re.compile(
+    r"\b(?:[Ii]f (?:you|there|it|the|this|we)\b|[Ii]n case (?:of|you)\b|[Tt]o (?:avoid|prevent|reduce)\b|[Aa]void(?:s|ing)? |"
+    r"[Pp]revent(?:s|ing)? |(?:may|might|can|could|would|will) (?:cause|lead|result|run|trigger|hit|still)\b|[Rr]isk of )[^.;:]{0,80}$"
+)
 
 
 def _handled(event: Event, case: Case) -> bool:
@@ -185,7 +194,7 @@ def ghes_gpu(event: Event, case: Case) -> Event | None:
 
 def boot(event: Event, case: Case) -> Event | None:
     """A new boot without a shutdown record before it: the host went away."""
-    if case.last_before(event, "shutdown_record") is not None:
+    if _shut_down_before(event, case):
         return replace(event, kind=Kind.SYMPTOM, note="the host was shut down in order")
     own_lines = sum(1 for _ in case.lines_of(event.source))
     if event.evidence.line <= 1 and own_lines > 1 and not case.served:
@@ -194,6 +203,12 @@ def boot(event: Event, case: Case) -> Event | None:
         note = "the cards wrote into each other's memory when the host went away; its power is the other guess"
         return caused(event, Cause.P2P_UNSAFE, tier=1, rank=98, sure=False, note=note)
     return caused(event, Cause.HOST_POWER_RESET, tier=1, rank=99, note="no shutdown record and no fault stands before the new boot")
+
+
+def _shut_down_before(event: Event, case: Case) -> bool:
+    """In order, since the boot before: the kernel's word counts as much as systemd's."""
+    records = [record.order for record in case.named("shutdown_record") if record.order < event.order]
+    return bool(records) and not any(records[-1] < other.order < event.order for other in case.named("boot"))
 
 
 def _peer_traffic(case: Case) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
-from appliance.diagnosis.case import HEALTHY, UNIT, Case, ours, signal_of, signal_of_code
+from appliance.diagnosis.case import HEALTHY, OWN_FAULTS, UNIT, Case, ours, signal_of, signal_of_code
 from appliance.diagnosis.causality import distance_s
 from appliance.diagnosis.events import Event, Phase, caused
 from appliance.diagnosis.pattern import Kind
@@ -61,6 +62,21 @@ def _another_unit(event: Event, case: Case) -> str | None:
     crashed = (other for other in case.named("segfault_line", "death") if other.order < event.order and other.fields.get("name"))
     foreign = any(not ours(other, case) and 0 <= (distance_s(event.evidence, other.evidence) or 0.0) <= FAULT_ENDS_S for other in crashed)
     return match["unit"] if of_the_system(match["unit"]) or foreign else None
+
+
+_UNIT_SAYS = re.compile(r"(?P<unit>[\w@.:\\-]{1,120}\.(?:service|scope)):? ")
+
+
+def of_another_unit(event: Event, case: Case) -> Event:
+    """What systemd says of a unit that is no engine's, nor may be, is context."""
+    match = _UNIT_SAYS.match(event.text) if event.source is Source.SYSTEMD else None
+    if match is None or event.kind not in (Kind.CAUSE, Kind.CONSEQUENCE) or event.name == "foreign_oom":
+        return event
+    unit = match["unit"]
+    others = case.engine_units if any(map(of_engine, case.engine_units)) else frozenset()
+    if not of_the_system(unit) and (of_engine(unit) or not others or unit in others):
+        return event
+    return replace(event, kind=Kind.SYMPTOM, cause=None, fatal=False, note=f"of {unit}, which is not the engine's")
 
 
 def segfault(event: Event, case: Case) -> Event | None:
@@ -141,11 +157,34 @@ def segfault_line(event: Event, case: Case) -> Event | None:
     """The kernel's segfault (or trap) line, if the process may be ours."""
     if not ours(event, case):
         return replace(event, kind=Kind.SYMPTOM, note=f"of {event.fields.get('name')}, which is not the engine")
+    if event.pattern_id == "systemd.coredump":
+        return _dumped(event, case)
     if (contradiction := _no_fault_of_ours(event, case)) is not None:
         return replace(event, kind=Kind.SYMPTOM, note=f"of another {event.fields.get('name')}: {contradiction}")
     if "invalid opcode" in event.text:
         return caused(event, Cause.SIGILL_CPU, tier=1, rank=73)
     return caused(event, Cause.SEGFAULT_NATIVE, tier=1, rank=70)
+
+
+def _dumped(event: Event, case: Case) -> Event:
+    """A core dump of the engine: of which signal, its line or the unit's end tells. systemd's own watchdog dumps cores too, and so does
+    whoever gives up (SIGABRT): the dump then follows from that.
+    """
+    told = signal_of(event.fields.get("signal")) or case.exit.signal or next(_dumping_signals(case), None)
+    if told in OWN_FAULTS and told in _DEATHS:
+        cause, tier, rank = _DEATHS[str(told)]
+        return caused(event, cause, tier=tier, rank=min(rank, event.rank), note=f"a core dump of {told}")
+    if told is not None or any(other.fatal and other.source is Source.ENGINE_LOG for other in case.named("echo")):
+        return replace(event, kind=Kind.CONSEQUENCE, cause=None, note=f"a core dump of {told or 'an abort'}")
+    return caused(event, Cause.SEGFAULT_NATIVE, tier=1, rank=76, sure=False, note="that a core was dumped does not tell of which signal")
+
+
+def _dumping_signals(case: Case) -> Iterator[str]:
+    """Of the unit's end and of what systemd sent before it."""
+    for event in case.named("death", "unit_result"):
+        told = signal_of(event.fields.get("signal"))
+        if event.source is not Source.EXIT and told is not None:
+            yield told
 
 
 def _no_fault_of_ours(event: Event, case: Case) -> str | None:
@@ -182,13 +221,20 @@ def bus_error(event: Event, case: Case) -> Event:
     return caused(replace(size, fatal=True) if size is not None else event, Cause.SHM_TOO_SMALL, tier=2, rank=8, sure=size is not None)
 
 
+_PLACE = re.compile(r"(?<![\w/])/[\w.+-]+/|[Dd]isk|\bquota\b|[A-Z]:\\\\|\bwrite\b|\bcopy\b|\bcheckpoint\b")
+_NO_PLACE = "the line names no place: shared memory that is full, and watches that are used up, are told in the same words"
+
+
 def enospc(event: Event, case: Case) -> Event:
     """No space on /dev/shm (or out of NCCL) is shared memory; anywhere else it is a disk."""
     text = event.text.lower()
+    if "inotify" in text:
+        return replace(event, kind=Kind.SYMPTOM, note="of the kernel's inotify watches, not of a disk")
     nearby = case.near(event, "shm_too_small", before=40, after=40) or case.near(event, "shm_size", before=400, after=40)
     if "/dev/shm" in text or "nccl" in text or "posix_fallocate" in text or "shared memory" in text or nearby:
         return caused(event, Cause.SHM_TOO_SMALL, tier=2, rank=7)
-    return caused(event, Cause.DISK_FULL, tier=2, rank=40)
+    named = _PLACE.search(event.text) is not None
+    return caused(event, Cause.DISK_FULL, tier=2, rank=40, sure=named, note="" if named else _NO_PLACE)
 
 
 def sigterm(event: Event, case: Case) -> Event | None:
@@ -242,6 +288,19 @@ def health_failed(event: Event, case: Case) -> Event | None:
     return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=31, note="a health check ran out of time, and the engine answered again")
 
 
+def let_go(event: Event, case: Case) -> Event | None:
+    """An exception of whoever lets go of a request whose client had just left; where the server ended with it, it ended of that."""
+    frame = case.last_before(event, "abort_frame")
+    if frame is None or event.order - frame.order > FRAME_LINES or not case.dead or case.served_after(event):
+        return None
+    if not any(case.near(event, name, before=FRAMES_LINES, after=0) for name in ("ok_client_disconnect", "client_left")):
+        return None
+    note = "a client left just before, and letting go of its request failed"
+    return caused(event, Cause.CLIENT_DISCONNECT_CRASH, tier=4, rank=88, sure=False, note=note)
+
+
+FRAME_LINES = 6
+"""An exception's own line stands so near below the frame that raised it."""
 LEFT_WITHIN_LINES = 40
 
 
@@ -283,30 +342,3 @@ def start_timeout(event: Event, _case: Case) -> Event:
 def start_failed(event: Event, _case: Case) -> Event:
     """systemd gave up; the failed attempts stand in the chain, and the root is deeper where a program said more."""
     return caused(event, Cause.SD_START_LIMIT, tier=5, rank=20)
-
-
-START_CAUSES = frozenset(
-    {
-        Cause.CUDA_OOM_STARTUP, Cause.KV_POOL_TOO_SMALL, Cause.VRAM_HELD_BY_OTHER, Cause.HF_DOWNLOAD, Cause.MODEL_MISSING,
-        Cause.MODEL_CORRUPT, Cause.UNSUPPORTED_ARCH, Cause.PORT_IN_USE, Cause.TEMPLATE_ERROR,
-    }
-)  # fmt: skip
-"""What can only keep an engine from starting."""
-
-
-def survived(event: Event, case: Case) -> Event:
-    """A failure to start, said before a start that succeeded: a retry, a fall-back, a file that was not needed; or another run's end."""
-    of_a_start = event.cause in START_CAUSES
-    if event.source is not Source.ENGINE_LOG or not (event.fatal or of_a_start):
-        return event
-    started = case.first_after(event, "ready")
-    if started is None:
-        return event
-    ends = [other for other in case.events if other.fatal and other.order < started.order]
-    if of_a_start and not any(other.kind is Kind.CONSEQUENCE or other.order > event.order for other in ends):
-        return caused(replace(event, fatal=False), Cause.OK_BENIGN_WARNING, tier=7, rank=35, note="the engine started all the same")
-    if any(other.phase.serving for other in (event, *ends)):
-        return event
-    if of_a_start:
-        return replace(event, kind=Kind.SYMPTOM, cause=None, fatal=False, note="an earlier start failed of it; a later one succeeded")
-    return event if event.is_suspect else replace(event, fatal=False)

@@ -60,6 +60,11 @@ def _by_torch(event: Event, total: float) -> float:
     return max(sum(sizes.values()), total - free - own_bytes) if own_bytes and free and total else sum(sizes.values())
 
 
+def held_beside(event: Event, case: Case) -> float:
+    """What others hold of the card, in bytes, by the refused allocation's own sentence."""
+    return _by_torch(event, _total(event, case))
+
+
 def _own(event: Event, sizes: dict[int, float]) -> int:
     """The number on the line, else the process nearest above what PyTorch itself has."""
     told = _OWN_PID.match(event.text)

@@ -8,12 +8,14 @@ from dataclasses import replace
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import ChainLink, Citation, Confidence, Diagnosis, Role
 from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis.boots import set_aside
 from appliance.diagnosis.case import Case, exit_of
 from appliance.diagnosis.catalogue import Catalogue, load_catalogue
 from appliance.diagnosis.causality import CLOCK_SLACK_S, Verdict, decide, distance_s, explains
 from appliance.diagnosis.confidence import confidence_of, doubts_of
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.harmless import harmless
+from appliance.diagnosis.outlived import outlived
 from appliance.diagnosis.pattern import Kind
 from appliance.diagnosis.probes import answers_in, facts_of
 from appliance.diagnosis.refuted import refuted
@@ -72,7 +74,9 @@ def build_case(
     ends = [exit_of(item) for item in items if item.source is Source.EXIT]
     asked = stopped_by_us or any(item.source is Source.STOP_LEDGER for item in items)
     ended = next((end for end in reversed(ends) if end.known), exit_of(Evidence(Source.EXIT, "")))
-    case = Case(fold(last_life(events)), items, ended, asked, engine)
+    life, of_others = set_aside(last_life(events), events, items)
+    life, survived = outlived(life)
+    case = Case(fold(life), items, ended, asked, engine, tuple(fold((*of_others, *survived))))
     return replace(case, events=settle(case))
 
 

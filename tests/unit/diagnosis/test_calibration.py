@@ -157,3 +157,34 @@ time=2026-08-30T10:12:01.100+02:00 level=INFO source=llama_server.go:1295 msg="w
 def test_ollama_around_llama_server(line: str, cause: Cause) -> None:
     """It calls its child by that name since 2026."""
     assert diagnose(read_evidence(OLLAMA + line, Source.ENGINE_LOG)).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("line", "smi", "other"),
+    [
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`", "", "where memory ran out"),
+        ("OSError: [Errno 28] No space left on device", "", "names no place"),
+        (
+            "ValueError: Free memory on device (22.90/23.56 GiB) on startup is less than desired GPU memory utilization (0.99, 23.32 GiB).",
+            "",
+            "more may have been asked for",
+        ),
+    ],
+)  # fmt: skip
+def test_a_line_that_others_would_print_too_is_not_certain(line: str, smi: str, other: str) -> None:
+    """The other account is named."""
+    found = diagnose([*read_evidence(line, Source.ENGINE_LOG), exit_evidence("1")])
+    assert found.confidence is Confidence.MEDIUM
+    assert any(other in doubt for doubt in found.doubts)
+
+
+def test_a_lost_card_that_nvidia_smi_shows_at_work_is_not_certainly_lost() -> None:
+    """What was read may be old, or it came back."""
+    lost = "[  120.5] NVRM: Xid (PCI:0000:0a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    rows = (
+        "|   0  NVIDIA GeForce RTX 3090        On  |   00000000:{card}:00.0 Off |                  N/A |\n"
+        "| 34%   55C    P2            241W /  280W |   23312MiB /  24576MiB |     97%      Default |\n"
+    )
+    for card, confidence in (("0A", Confidence.MEDIUM), ("41", Confidence.HIGH)):
+        evidence = [*read_evidence(lost, Source.KERNEL_LOG), *read_evidence(rows.format(card=card), Source.NVIDIA_SMI)]
+        assert (diagnose(evidence).cause, diagnose(evidence).confidence) == (Cause.GPU_OFF_BUS, confidence)

@@ -37,9 +37,11 @@ def verdict(lines: list[str], code: int | None = None, kernel: str = "", systemd
     ],
 )  # fmt: skip
 def test_an_out_of_memory_that_the_program_got_over_is_no_cause(handled: list[str]) -> None:
-    """It is called a warning or passed over, and the engine serves: an end without a word is unknown, a life without an end is well."""
+    """It is called a warning or passed over, and the engine serves: an end without a word is unknown, a life without an end is well, and
+    the report says what was frightening.
+    """
     assert verdict([*handled, READY, SERVED], code=1).cause is Cause.UNKNOWN
-    assert verdict([*handled, READY, SERVED]).cause is Cause.OK_NORMAL
+    assert verdict([*handled, READY, SERVED]).cause is Cause.OK_BENIGN_WARNING
 
 
 @pytest.mark.parametrize(
@@ -164,3 +166,38 @@ def test_a_model_that_nothing_loads_of_is_missing(text: str) -> None:
     assert verdict([text], code=1).cause is Cause.MODEL_MISSING
     offline = "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot folder"
     assert verdict([offline, text], code=1).cause is Cause.HF_DOWNLOAD
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[torch_memory_saver.cpp] cuMemCreate CUDA_ERROR_OUT_OF_MEMORY (may not be an issue e.g. torch allocator will retry)",
+        "[rank0]:[W905 08:25:49.09 ProcessGroupNCCL.cpp:1300] Warning: NCCL error: unhandled system error, retrying (function operator())",
+        "[W905 08:25:49.09 CublasHandlePool.cpp:330] Warning: CUBLAS_STATUS_ALLOC_FAILED for a workspace; falling back to the default",
+        "(APIServer pid=1) WARNING 09-05 08:25:41 [x.py:1] TimeoutError: RPC call to add_lora timed out, it is asked again",
+    ],
+)
+def test_a_fault_that_the_line_itself_plays_down_is_none_while_the_engine_goes_on(line: str) -> None:
+    """And is one as soon as it ends of it."""
+    assert verdict([READY, SERVED, line, SERVED, SERVED]).cause is Cause.OK_BENIGN_WARNING
+    ended = verdict(
+        [READY, SERVED, line, "(EngineCore_DP0 pid=7) ERROR 09-05 08:25:41 [core.py:720] EngineCore encountered a fatal error."], code=1
+    )
+    assert ended.crashed
+
+
+@pytest.mark.parametrize(
+    "line", ["Lower max_num_seqs if you run into CUDA out of memory errors.", "A small value may cause CUDA out of memory."]
+)
+def test_advice_for_the_case_that_memory_runs_out_is_no_refusal(line: str) -> None:
+    """Whatever the engine ended of."""
+    taken = "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use"
+    assert verdict([line, taken], code=1).cause is Cause.PORT_IN_USE
+
+
+def test_a_fault_that_the_engine_outlived_without_an_end_is_not_certain() -> None:
+    """It answers minutes later, and nothing says that it ended."""
+    fault = "(EngineCore_DP0 pid=7) ERROR 09-05 08:25:41 [core.py:720] CUDA error: an illegal memory access was encountered"
+    later = "(APIServer pid=1) INFO 09-05 08:36:01 [loggers.py:259] Engine 000: Avg prompt throughput: 21.2 tokens/s, Running: 1 reqs"
+    assert verdict([READY, SERVED, fault]).confidence is Confidence.HIGH
+    assert verdict([READY, SERVED, fault, later]).confidence is Confidence.LOW
