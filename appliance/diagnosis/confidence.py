@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from appliance.core.causes import Cause
 from appliance.core.diagnosis import Confidence
-from appliance.core.evidence import Source
+from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.alarms import breaks_off, unread
 from appliance.diagnosis.case import HEALTHY, Case
 from appliance.diagnosis.catalogue import Catalogue
@@ -81,6 +81,7 @@ def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
             yield Doubt("neither the kernel's log nor systemd's was given, where more would stand")
     elif root.source is Source.EXIT or root.tier == 5:
         yield Doubt("how a process ended does not tell why")
+    yield from _of_another_host(root, case)
     over = root.source is Source.KERNEL_LOG and any(boot.order > root.order for boot in case.named("boot"))
     if over and not _given(case, Source.ENGINE_LOG):
         yield Doubt("it stands in a boot that is over, and no engine's log tells that one ran then")
@@ -91,6 +92,21 @@ def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
         yield Doubt(f"the engine went on working for {later_s:.0f} s after it, and no line tells that it ended", 2)
     elif later_s > OUTLIVED_S and root.cause in _OF_ONE_REQUEST:
         yield Doubt("the engine went on working after it, and ended later of what no line tells", 2)
+
+
+def _of_another_host(root: Event, case: Case) -> Iterator[Doubt]:
+    """What the kernel or systemd of one machine says of an engine on another."""
+    host = _host(root.evidence)
+    if root.source is Source.ENGINE_LOG or not host:
+        return
+    engines = set(map(_host, case.lines_of(Source.ENGINE_LOG))) - {""}
+    if engines and host not in engines:
+        yield Doubt("it is of another machine than the engine's log", 2)  # names of hosts do not leave the box
+
+
+def _host(item: Evidence) -> str:
+    """Without its domain."""
+    return str(item.data.get("host", "")).partition(".")[0].lower()
 
 
 OUTLIVED_S = 60.0

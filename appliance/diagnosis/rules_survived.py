@@ -54,6 +54,8 @@ START_CAUSES = frozenset(
     }
 )  # fmt: skip
 """What can only keep an engine from starting."""
+_ASKED_FOR = frozenset({Cause.MODEL_MISSING, Cause.HF_DOWNLOAD, Cause.TEMPLATE_ERROR})
+"""And what a request may ask for, of an engine that is up: an adapter, another model."""
 
 
 def survived(event: Event, case: Case) -> Event:
@@ -62,6 +64,10 @@ def survived(event: Event, case: Case) -> Event:
     if event.source is not Source.ENGINE_LOG or not (event.fatal or of_a_start):
         return event
     started = case.first_after(event, "ready")
+    asked_for = event.cause in _ASKED_FOR and event.phase.serving and started is None
+    if asked_for and case.served_after(event) and not case.dead_after(event):
+        note = "a request was refused for it, and the engine goes on"
+        return caused(replace(event, fatal=False), Cause.OK_CLIENT_ERROR, tier=7, rank=27, note=note)
     if started is None:
         return event
     ends = [other for other in case.events if other.fatal and other.order < started.order]

@@ -182,7 +182,9 @@ def _evidence(line: bytes, number: int, kind: Source | None, year: int) -> Evide
         return Evidence(kind, text.rstrip("\r\n"), line=number)
     inner = unwrap(text, year)
     stamp = inner.stamp
-    data = {name: True for name in ("zone_unknown", "year_unknown") if stamp is not None and getattr(stamp, name)}
+    data: dict[str, object] = {name: True for name in ("zone_unknown", "year_unknown") if stamp is not None and getattr(stamp, name)}
+    if inner.host is not None:
+        data["host"] = inner.host
     return Evidence(_source(inner, kind), inner.text, None if stamp is None else stamp.time_s, number, inner.boot_id, data)
 
 

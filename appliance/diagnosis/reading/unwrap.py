@@ -72,6 +72,7 @@ class Unwrapped:
     source: Source | None = None
     stamp: Stamp | None = None
     boot_id: str | None = None
+    host: str | None = None
 
 
 MOST_COATS = 8
@@ -104,8 +105,11 @@ def _looks_like_host(text: str) -> bool:
 
 def _syslog(line: str, year: int, coats: int) -> Unwrapped | None:
     match = _SYSLOG.match(line)
-    if match is None:
-        return None
+    inner = None if match is None else _syslog_text(match, year, coats)
+    return inner if match is None or inner is None else replace(inner, host=match["host"])
+
+
+def _syslog_text(match: re.Match[str], year: int, coats: int) -> Unwrapped | None:
     ident, text = match["ident"], match["text"]
     if match["stamp"].startswith("[") and ident != "kernel" and match["pid"] is None:
         return None  # dmesg: "[ 7460.48] nvidia 0000:81:00.0: ..." has no host and no program
@@ -189,4 +193,5 @@ def _journal_record(record: dict[str, object], year: int, coats: int) -> Unwrapp
     micro = str(record.get("_SOURCE_REALTIME_TIMESTAMP") or record.get("__REALTIME_TIMESTAMP") or "")
     stamp = Stamp(int(micro) / 1e6, False) if micro.isdecimal() and len(micro) < 18 else inner.stamp
     text = inner.text.replace("\n", " ") if source is Source.KERNEL_LOG else inner.text
-    return Unwrapped(text, source, stamp, str(record["_BOOT_ID"]) if "_BOOT_ID" in record else None)
+    boot_id, host = (str(record[key]) if key in record else None for key in ("_BOOT_ID", "_HOSTNAME"))
+    return Unwrapped(text, source, stamp, boot_id, host)

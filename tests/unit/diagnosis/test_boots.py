@@ -108,3 +108,12 @@ def test_a_reset_counts_for_the_engine_that_was_up_until_then() -> None:
     assert verdict(HEALTHY, kernel(*before, *after)).cause is Cause.HOST_POWER_RESET
     in_order = [("01 08:00:01", "reboot: Restarting system"), *before[1:]]
     assert verdict(HEALTHY, kernel(before[0], *in_order, *after)).cause is Cause.HOST_POWER_RESET
+
+
+def test_another_machines_kernel_is_doubted() -> None:
+    """Both logs name their host; a domain makes no other of it."""
+    engine = [f"Jan 09 10:00:0{number} gpu1 sglang[77]: {line}" for number, line in enumerate(FAILED)]
+    for host, confidence in (("gpu2", Confidence.LOW), ("gpu1.example", Confidence.HIGH)):
+        found = verdict(engine, kernel(("09 10:00:01", LOST)).replace(" den ", f" {host} "))
+        assert (found.cause, found.confidence) == (Cause.GPU_OFF_BUS, confidence)
+        assert host not in " ".join(found.doubts)

@@ -201,3 +201,11 @@ def test_a_fault_that_the_engine_outlived_without_an_end_is_not_certain() -> Non
     later = "(APIServer pid=1) INFO 09-05 08:36:01 [loggers.py:259] Engine 000: Avg prompt throughput: 21.2 tokens/s, Running: 1 reqs"
     assert verdict([READY, SERVED, fault]).confidence is Confidence.HIGH
     assert verdict([READY, SERVED, fault, later]).confidence is Confidence.LOW
+
+
+def test_what_a_request_asked_for_and_is_not_there_is_that_requests_trouble() -> None:
+    """An adapter, of an engine that goes on; at a start it is the start's."""
+    absent = "ERROR 09-05 16:03:47 [serving_models.py:190] FileNotFoundError: /models/loras/x/adapter_model.safetensors"
+    assert verdict([READY, SERVED, absent, SERVED]).cause is Cause.OK_CLIENT_ERROR
+    assert verdict([absent], code=1).cause is Cause.MODEL_MISSING
+    assert verdict([READY, SERVED, absent], code=1).cause is Cause.MODEL_MISSING
