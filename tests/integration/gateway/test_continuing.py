@@ -50,7 +50,7 @@ class Appliance:
             health = await Connection(reader, writer).ask("GET", "/health")
         finally:
             writer.close()
-        return int(health.json()["progress"])
+        return int(health.json().get("progress", 0))  # while it loads, it says only that
 
     async def crash(self) -> None:
         """Kill -9, and the incident that it becomes."""
