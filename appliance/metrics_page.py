@@ -24,7 +24,8 @@ Written from `appliance/gateway/definitions.py` and the built-in engine's own pa
 
 `GET /metrics` on the gateway's port, in Prometheus' text format; with API keys it needs one (`monitor_only = true` is enough). One scrape
 has the gateway's own counts, the engine's, and what applianced says; whoever does not answer within a second is missing from it, and
-nothing else is. `[metrics] enabled = false` switches the page off. A dashboard and alert rules stand in docs/monitoring/.
+nothing else is. With an engine on each card what an engine says itself, and rung, restarts and plan, have the label `replica`.
+`[metrics] enabled = false` switches the page off. A dashboard and alert rules stand in docs/monitoring/.
 
     scrape_configs:
       - job_name: llm-appliance

@@ -4,6 +4,9 @@ A lane is open while the engine answers. While it is closed nobody goes in and n
 restart is not the client's fault, and is bounded by `max_wait_s` instead. A request that lost its engine gives its slot
 back and comes back in front of those who have not been in yet, in the order in which they all arrived.
 
+With several engines each has a room of its own (room.py), and the queue is one: whose turn it is does not depend on where it
+goes; that is balance.py's to say.
+
 A full queue refuses those who fill it: a newcomer whose flow has fewer waiting takes the place of the flow with the most.
 """
 
@@ -12,11 +15,14 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from appliance.gateway import queue_refusals
+from appliance.gateway.balance import Load, choose
 from appliance.gateway.envelope import Refused
 from appliance.gateway.memory import Memory
+from appliance.gateway.room import Room, Space
 from appliance.gateway.schedule import Schedule, Ticket
 
 _SMOOTHING = 0.2
@@ -41,7 +47,11 @@ class Waiter:
 
 
 class Lane:
-    """Slots and their queue. One event loop, no locks: every method either completes or has only queued a waiter."""
+    """Rooms and their queue. One event loop, no locks: every method either completes or has only queued a waiter.
+
+    Attributes:
+        rooms: by the engine's index; with one engine, one.
+    """
 
     def __init__(
         self,
@@ -50,15 +60,11 @@ class Lane:
         queue_timeout_s: float,
         max_wait_s: float,
         refused_while_closed: Callable[[], Refused],
-        memory: Memory,
-        capacity: int = 0,
+        new_memory: Callable[[], Memory],
     ) -> None:
-        self.capacity = capacity
-        self._memory = memory
-        self.pool_tokens = 0
-        """What the engine's KV pool holds; 0: unknown, or not to be looked at."""
-        self.in_use = 0
-        self.reserved_tokens = 0
+        """`new_memory`: of one more engine."""
+        self._new_memory = new_memory
+        self.rooms = [Room(new_memory())]
         self.is_open = False
         self.queue_size = queue_size
         self._queue_timeout_s = queue_timeout_s
@@ -79,15 +85,15 @@ class Lane:
     # who goes in
 
     async def acquire(self, ticket: Ticket, *, returning: bool = False) -> None:
-        """Take a slot, after waiting for one if need be. `returning`: was in before and lost its engine.
+        """Take a slot (`ticket.replica` says of which engine), after waiting if need be. `returning`: was in before and lost its engine.
 
         Raises:
             Refused: the queue is full, the wait took too long, or would take longer than the client waits.
         """
-        if not self.queue_length and self._has_room() and self._fits(ticket) and self._flow_is_open(ticket):
+        if not self.queue_length and self._flow_is_open(ticket) and (room := self._room_for(ticket)) is not None:
             if not returning:
                 self._schedule.pass_through(ticket)
-            self._let_in(ticket)
+            self._let_in(ticket, room)
             return
         waiter = self._queue(ticket, returning)
         self._grant()
@@ -100,35 +106,39 @@ class Lane:
         self._let_out(ticket)
         if held_s is not None:
             if ticket.alone:
-                self._memory.answered(ticket.prompt_tokens)
+                self.rooms[ticket.replica].memory.answered(ticket.prompt_tokens)
             self._schedule.settle(ticket)
             mean = self._mean_held_s
             self._mean_held_s = held_s if mean is None else mean + _SMOOTHING * (held_s - mean)
         self._grant()
 
-    def enter_alone(self, ticket: Ticket) -> None:
-        """The lane is closed and has run empty: this one goes in, and nobody beside it until `open`."""
-        assert not self.is_open
-        assert not self.in_use
-        self._let_in(ticket)
+    def enter_alone(self, ticket: Ticket, replica: int) -> None:
+        """This room is closed and has run empty: this one goes in, and nobody beside it until the room is opened."""
+        room = self.rooms[replica]
+        assert not room.is_open
+        assert not room.in_use
+        self._let_in(ticket, replica)
 
     # one writer: the gate's watcher
 
-    def open(self, capacity: int, pool_tokens: int = 0) -> None:
-        """The engine answers, and takes so many requests and so many tokens at once."""
-        self.capacity, self.pool_tokens = capacity, pool_tokens
-        if not self.is_open:
-            self.is_open = True
-            self._closed_total_s += self._loop.time() - self._closed_since_s
+    def open(self, *spaces: Space | None) -> None:
+        """What each engine takes; None: nobody goes to this one until it is opened, and where there is none left, nobody goes in at all."""
+        self._furnish(spaces)
+        is_open = any(space is not None for space in spaces)
+        if is_open is not self.is_open:
+            self.is_open = is_open
+            if is_open:
+                self._closed_total_s += self._loop.time() - self._closed_since_s
+            else:
+                self._closed_since_s = self._loop.time()
+        elif not is_open:
+            return
         self._grant()
         self._rearm()
 
     def close(self) -> None:
-        """The engine does not answer: nobody goes in until `open`."""
-        if self.is_open:
-            self.is_open = False
-            self._closed_since_s = self._loop.time()
-            self._rearm()
+        """No engine answers."""
+        self.open(*[None] * len(self.rooms))
 
     def refuse_all(self, refused: Callable[[], Refused]) -> None:
         """Everybody who waits gets one of these."""
@@ -144,6 +154,30 @@ class Lane:
     def waiting_by_level(self) -> tuple[int, ...]:
         """How many of each class wait."""
         return self._schedule.by_level()
+
+    @property
+    def capacity(self) -> int:
+        """Requests that are taken at once, or were while there was an engine."""
+        return self._of_open(lambda room: room.space.capacity)
+
+    @property
+    def pool_tokens(self) -> int:
+        """What the KV pools hold; 0: unknown, or not to be looked at."""
+        return self._of_open(lambda room: room.space.pool_tokens)
+
+    @property
+    def in_use(self) -> int:
+        """Slots that are taken."""
+        return sum(room.in_use for room in self.rooms)
+
+    def in_use_of(self, replica: int) -> int:
+        """Of one engine, which may not have been opened yet."""
+        return self.rooms[replica].in_use if replica < len(self.rooms) else 0
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Of the KV pools."""
+        return sum(room.reserved_tokens for room in self.rooms)
 
     @property
     def queue_length(self) -> int:
@@ -164,29 +198,52 @@ class Lane:
 
     # inside
 
-    def _has_room(self) -> bool:
-        return self.is_open and self.in_use < self.capacity
+    def _furnish(self, spaces: Sequence[Space | None]) -> None:
+        while len(self.rooms) < len(spaces):
+            self.rooms.append(Room(self._new_memory()))
+        longest = [space.longest_tokens for space in spaces if space is not None]
+        most = 0 if 0 in longest else max(longest, default=0)
+        for room in self.rooms[len(spaces) :]:  # of engines that are not there any more
+            room.is_open = False
+            room.memory.new_life()
+        for room, space in zip(self.rooms, spaces, strict=False):
+            room.is_open = space is not None
+            if space is not None:
+                room.space = space
+                room.longest_tokens = space.longest_tokens if space.longest_tokens != most else 0
+
+    def _of_open(self, what: Callable[[Room], int]) -> int:
+        """The sum over the engines that answer; while none does, over all."""
+        return sum(what(room) for room in self.rooms if room.is_open or not self.is_open)
+
+    def _has_slot(self) -> bool:
+        return any(room.has_slot() for room in self.rooms)
 
     def _fits(self, ticket: Ticket) -> bool:
-        """One alone always does: whether it is too long for the engine is the engine's to say."""
-        if not self.in_use:
-            return True
-        has_room = not self.pool_tokens or self.reserved_tokens + ticket.tokens <= self.pool_tokens
-        return has_room and not self._memory.holds_back(ticket.prompt_tokens)
+        return any(room.takes(ticket) for room in self.rooms)
+
+    def _room_for(self, ticket: Ticket) -> int | None:
+        if len(self.rooms) == 1:
+            return 0 if self.rooms[0].takes(ticket) else None
+        loads = [Load(replica, room.busy, room.takes(ticket)) for replica, room in enumerate(self.rooms) if room.is_open]
+        return choose(ticket.conversation, ticket.order, loads)
+
+    def _held_back(self, ticket: Ticket) -> Memory | None:
+        """The memory that it waits for; None where an engine has it."""
+        memories = [room.memory for room in self.rooms if room.is_open] or [room.memory for room in self.rooms]
+        return memories[0] if all(memory.holds_back(ticket.prompt_tokens) for memory in memories) else None
 
     def _flow_is_open(self, ticket: Ticket) -> bool:
         return not ticket.max_concurrent or self._running_of[ticket.flow] < ticket.max_concurrent
 
-    def _let_in(self, ticket: Ticket) -> None:
-        ticket.alone = not self.in_use and bool(self._memory.holds_back(ticket.prompt_tokens))
-        self.in_use += 1
-        self.reserved_tokens += ticket.tokens
+    def _let_in(self, ticket: Ticket, replica: int) -> None:
+        ticket.replica = replica
+        self.rooms[replica].let_in(ticket)
         self._running[ticket] = self._loop.time()
         self._running_of[ticket.flow] += 1
 
     def _let_out(self, ticket: Ticket) -> None:
-        self.in_use -= 1
-        self.reserved_tokens -= ticket.tokens
+        self.rooms[ticket.replica].let_out(ticket)
         del self._running[ticket]
         self._running_of[ticket.flow] -= 1
         if not self._running_of[ticket.flow]:
@@ -198,8 +255,8 @@ class Lane:
 
     def _queue(self, ticket: Ticket, returning: bool) -> Waiter:
         waiter = Waiter(ticket, self._loop.time(), self._open_clock_s(), self._loop.create_future())
-        if reason := self._memory.holds_back(ticket.prompt_tokens):
-            self._memory.held_back[reason] += 1
+        if memory := self._held_back(ticket):
+            memory.held_back[memory.holds_back(ticket.prompt_tokens)] += 1
         if returning:
             bisect.insort(self._returning, waiter, key=lambda other: other.ticket.order)
         else:
@@ -242,7 +299,7 @@ class Lane:
             raise
 
     def _grant(self) -> None:
-        while self._has_room():
+        while self._has_slot():
             if self._returning:
                 waiter = self._returning[0]
                 if not self._fits(waiter.ticket):
@@ -255,7 +312,9 @@ class Lane:
                 waiter = self._waiters.pop(ticket)
             self._stop_deadline(waiter)
             if not waiter.granted.cancelled():  # its client left, and its task has not been told yet
-                self._let_in(waiter.ticket)
+                room = self._room_for(waiter.ticket)
+                assert room is not None, "it fits"
+                self._let_in(waiter.ticket, room)
                 waiter.granted.set_result(None)
 
     def _forget(self, waiter: Waiter) -> bool:
@@ -323,56 +382,23 @@ class Lane:
     def _refused_full(self) -> Refused:
         if not self.is_open:
             return self._refused_while_closed()
-        return Refused(
-            429,
-            "queue_full",
-            f"{self.in_use} requests run ({self.capacity} slots) and {self.queue_size} wait, which is the limit of {self.queue_size}",
-            hint="try again later, or raise [admission] queue_size",
-            retry_after_s=self._retry_after_s(self.queue_size),
-        )
+        return queue_refusals.queue_full(self.in_use, self.capacity, self.queue_size, self._retry_after_s(self.queue_size))
 
     def _refused_share(self, ticket: Ticket) -> Refused:
         waiting = self._schedule.counts[ticket.flow] - 1
-        return Refused(
-            429,
-            "key_queue_full",
-            f"{waiting} requests of the key {ticket.flow!r} wait, which is its limit of {ticket.max_queued}",
-            hint="try again when some are answered, or raise max_queued of the key",
-            retry_after_s=self._retry_after_s(waiting),
-        )
+        return queue_refusals.key_queue_full(ticket.flow, waiting, ticket.max_queued, self._retry_after_s(waiting))
 
     def _refused_deadline(self, ticket: Ticket) -> Refused | None:
-        """Now, and not after a wait that is for nothing."""
         assert ticket.due_s is not None
         left_s = ticket.due_s - self._loop.time()
         position = len(self._returning) + self._schedule.preview().index(ticket)
         wait_s = self.estimated_wait_s(position)
         if left_s > 0 and (wait_s is None or wait_s <= left_s):
             return None
-        return Refused(
-            429,
-            "deadline_unmeetable",
-            f"its slot becomes free in about {wait_s or 0:.1f} s ({position} go before it), and its client waits {left_s:.1f} s",
-            hint="try again later, or allow more with X-Request-Timeout or [admission] request_timeout_s",
-            retry_after_s=wait_s or 1.0,
-        )
+        return queue_refusals.deadline_unmeetable(wait_s or 0.0, position, left_s)
 
     def _refused_late(self, ticket: Ticket, limit_s: float, which: str = "[admission] queue_timeout_s") -> Refused:
-        if self._memory.holds_back(ticket.prompt_tokens):
-            return self._refused_memory(ticket, limit_s)
-        return Refused(
-            429,
-            "queue_timeout",
-            f"no slot became free within {limit_s:.4g} s; {self.in_use} requests run and {self.queue_length} wait",
-            hint=f"try again later, or raise {which} or max_concurrent_decodes",
-            retry_after_s=self._retry_after_s(self.queue_length),
-        )
-
-    def _refused_memory(self, ticket: Ticket, waited_s: float) -> Refused:
-        return Refused(
-            503,
-            "memory_short",
-            f"{self._memory.why(ticket.prompt_tokens)}; it was to go in alone, and for {waited_s:.4g} s others ran",
-            hint="try again later, with a shorter prompt, or free memory on the card ([admission] vram_red_line)",
-            retry_after_s=self._retry_after_s(self.queue_length),
-        )
+        retry_after_s = self._retry_after_s(self.queue_length)
+        if memory := self._held_back(ticket):
+            return queue_refusals.memory_short(memory.why(ticket.prompt_tokens), limit_s, retry_after_s)
+        return queue_refusals.queue_timeout(limit_s, which, self.in_use, self.queue_length, retry_after_s)

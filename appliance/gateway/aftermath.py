@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from appliance.config.schema import ResumeTable
+from appliance.gateway.doors import Doors
 from appliance.gateway.envelope import Refused
 from appliance.gateway.exchange import cannot_go_on
 from appliance.gateway.gate import RETRY_AFTER_UNKNOWN_S, Gate, Life, Standing
 from appliance.gateway.inflight import InflightTable, LiveRequest
 from appliance.gateway.quarantine import Quarantine
-from appliance.gateway.resume import Loss, Verdict, after_loss, chance_of_death
+from appliance.gateway.resume import LifeName, Loss, Verdict, after_loss, chance_of_death
 from appliance.gateway.trials import Trials
 from appliance.gateway.upstream import LossKind, UpstreamLost
 
@@ -32,10 +33,10 @@ class Aftermath:
     """Applies resume.py's verdicts. `learn` is told of each request that is convicted, and its fingerprint."""
 
     def __init__(
-        self, resume: ResumeTable, gate: Gate, inflight: InflightTable, trials: Trials, quarantine: Quarantine, learn: Learn
+        self, resume: ResumeTable, doors: Doors, inflight: InflightTable, trials: Trials, quarantine: Quarantine, learn: Learn
     ) -> None:
         self._resume = resume
-        self._gate = gate
+        self._doors = doors
         self._inflight = inflight
         self._trials = trials
         self._quarantine = quarantine
@@ -62,6 +63,11 @@ class Aftermath:
         elif answered and self._quarantine:
             self._quarantine.clear(self._inflight.fingerprint_of(request))
 
+    def clear_of_living(self, request: LiveRequest) -> None:
+        """Take back what was held against it of engines that turned out to live: only a connection broke."""
+        for life in [life for life in request.losses.crashes if self._doors.serves(life)]:
+            request.losses.survived(life)
+
     def patience_s(self, request: LiveRequest) -> float:
         """How much longer it may wait for an engine."""
         return max(0.0, self._resume.max_wait_s - request.waited_s)
@@ -83,8 +89,9 @@ class Aftermath:
             await self._convict(request, life)
         if verdict in (Verdict.AGAIN, Verdict.ALONE):
             return
-        if self._gate.standing is Standing.HOLD and verdict is not Verdict.FAIL_WAITED:
-            await (self._gate.incident_of(life, NEWS_WAIT_S) if life is not None else self._gate.news(NEWS_WAIT_S))
+        where = self._where(life)
+        if where.standing is Standing.HOLD and verdict is not Verdict.FAIL_WAITED:
+            await (self._doors.news(NEWS_WAIT_S) if life is None else self._doors.gate_of(life).incident_of(life, NEWS_WAIT_S))
         raise self._failed(request, lost, verdict)
 
     async def _count(self, request: LiveRequest, life: Life, alone_s: float | None) -> None:
@@ -93,41 +100,48 @@ class Aftermath:
             request.lost_life = None
             return
         losses = request.losses
-        losses.add(life.generation)
+        losses.add(life.name)
+        self.clear_of_living(request)
         if alone_s is None and not losses.suspected:
-            return  # should it turn out to live, `survived` takes it back
+            return  # should it turn out to live, `clear_of_living` takes it back
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        over = await self._gate.judged(life, self.patience_s(request))
+        over = await self._doors.gate_of(life).judged(life, self.patience_s(request))
         request.waited_s += loop.time() - began_s
+        self.clear_of_living(request)
         if not over:
-            losses.survived()
+            losses.survived(life.name)
             request.lost_life = None
         elif alone_s is not None and losses.suspected:
-            losses.chances.append(chance_of_death(self._gate.deaths, self._own(request), alone_s))
+            losses.chances.append(chance_of_death(self._doors.deaths, self._own(request), alone_s))
 
-    def _own(self, request: LiveRequest) -> set[int]:
-        """Generations that died with this body, in whosever request: they are no sign that engines die without it."""
+    def _own(self, request: LiveRequest) -> set[LifeName]:
+        """Lives that ended with this body, in whosever request: they are no sign that engines die without it."""
         fingerprint = self._inflight.fingerprint_of(request)
         same = (other for other in self._inflight if other.losses.crashes and self._inflight.fingerprint_of(other) == fingerprint)
-        return {generation for other in same for generation in other.losses.crashes}.union(request.losses.crashes)
+        return {life for other in same for life in other.losses.crashes}.union(request.losses.crashes)
 
     async def _convict(self, request: LiveRequest, life: Life) -> NoReturn:
-        incident_id = await self._gate.incident_of(life, INCIDENT_WAIT_S)
+        incident_id = await self._doors.gate_of(life).incident_of(life, INCIDENT_WAIT_S)
         fingerprint = self._inflight.fingerprint_of(request)
         refused = self._quarantine.convict(fingerprint, len(request.losses.crashes), incident_id)
         log.error("request %s is quarantined (fingerprint %s): %s", request.request_id, fingerprint, refused.message)
         self._trials.convicted(request, self._inflight.fingerprint_of, refused)
         self._learn(request, fingerprint)
-        self._gate.explained(request.losses.crashes)
+        self._doors.explained(request.losses.crashes)
         request.losses.acquit()  # it has been sentenced for these
         raise refused
 
+    def _where(self, life: Life | None) -> Doors | Gate:
+        """Who knows how this life is; without one, how all are."""
+        return self._doors if life is None else self._doors.gate_of(life)
+
     def _failed(self, request: LiveRequest, lost: UpstreamLost, verdict: Verdict) -> Refused:
-        now = self._gate.refusal()
         if verdict is Verdict.FAIL_WAITED:
-            return now
-        serves = self._gate.standing is Standing.OPEN
+            return self._doors.refusal()
+        life = request.lost_life
+        where = self._where(life)
+        now, serves = where.refusal(), where.standing is Standing.OPEN
         why = lost.detail if serves else now.message
         if verdict is Verdict.FAIL_SENT:
             refused = cannot_go_on(request, why)
@@ -138,6 +152,5 @@ class Aftermath:
             )
             refused = Refused(503, "engine_lost_repeatedly", message, hint="see `appliancectl incidents`")
         refused.retry_after_s = now.retry_after_s or RETRY_AFTER_UNKNOWN_S
-        life = request.lost_life
         refused.incident_id = now.incident_id if not serves and (life is None or now.incident_id != life.last_incident_id) else None
         return refused

@@ -157,6 +157,15 @@ CONNECTIONS_CUT = GATEWAY.counter(
     "connections_cut", "Client connections cut off, by why: slow_head, slow_body, never_reads, silent_peer, ...", "reason"
 )
 BUILD_INFO = GATEWAY.gauge("build_info", "Always 1.", "version")
+REPLICA = "replica"
+"""The label by which several engines are told apart: the index of the card. With one engine nothing has it."""
+REPLICA_UP = GATEWAY.gauge("replica_up", "With an engine on each card: 1 while requests go to this one.", REPLICA)
+REPLICA_GENERATION = GATEWAY.gauge("replica_generation", "With an engine on each card: counts this one's lives.", REPLICA)
+REPLICA_SLOTS_CAPACITY = GATEWAY.gauge("replica_slots_capacity", "With an engine on each card: decode slots of this one.", REPLICA)
+REPLICA_SLOTS_IN_USE = GATEWAY.gauge("replica_slots_in_use", "With an engine on each card: how many requests this one has.", REPLICA)
+REPLICA_KV_TOKENS_RESERVED = GATEWAY.gauge(
+    "replica_kv_tokens_reserved", "With an engine on each card: tokens that this one may need for what it has.", REPLICA
+)
 
 ENGINE = Group(ENGINE_PREFIX)
 ENGINE_METRICS_UP = ENGINE.gauge("metrics_up", "1 when the engine's own metrics could be read.")

@@ -35,7 +35,7 @@ Take = Callable[[bytes], bytes]
 class Exchange:
     """`got_further` is called when a request has got further than any engine before has brought it; `stands_aside` is asked.
 
-    `outlives`: whether the life of this generation still serves after so many seconds.
+    `outlives`: whether this life still serves after so many seconds.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Exchange:
         metrics: Metrics,
         got_further: Callable[[LiveRequest], None],
         stands_aside: Callable[[LiveRequest], bool],
-        outlives: Callable[[int, float], Awaitable[bool]],
+        outlives: Callable[[Life, float], Awaitable[bool]],
     ) -> None:
         self._metrics = metrics
         self._outlives = outlives
@@ -170,7 +170,7 @@ class Exchange:
 
     async def _hear_last_words(self, request: LiveRequest, words: bytes) -> None:
         """Raises UpstreamLost where the engine dies of what it says; else it is for the client."""
-        if not await self._outlives(request.generation, LAST_WORDS_S):
+        if request.life is not None and not await self._outlives(request.life, LAST_WORDS_S):
             raise UpstreamLost(LossKind.RESET, f"its last words: {words[:200].decode('utf-8', 'replace').strip()}")
 
     async def _pass_on(self, request: LiveRequest, client: Client, connection: Connection, parts: list[bytes]) -> None:

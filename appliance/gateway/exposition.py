@@ -12,12 +12,14 @@ from appliance.config.api_keys import PRIORITIES
 from appliance.core.states import EngineState
 from appliance.gateway import definitions as defined
 from appliance.gateway.connection import ConnectionPolicy
+from appliance.gateway.doors import Doors
 from appliance.gateway.fallback import Fallback
 from appliance.gateway.fuse import Fuse
-from appliance.gateway.gate import Gate, Standing
+from appliance.gateway.gate import Standing
 from appliance.gateway.inflight import InflightTable
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.relay import Relay
+from appliance.gateway.restrictions import held_back
 from appliance.gateway.sources import Sources
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -30,7 +32,7 @@ class Exposition:
         self,
         metrics: Metrics,
         fallback: Fallback,
-        gate: Gate,
+        doors: Doors,
         relay: Relay,
         fuse: Fuse,
         inflight: InflightTable,
@@ -39,7 +41,7 @@ class Exposition:
     ) -> None:
         self._metrics = metrics
         self._fallback = fallback
-        self._gate = gate
+        self._doors = doors
         self._relay = relay
         self._fuse = fuse
         self._inflight = inflight
@@ -57,10 +59,10 @@ class Exposition:
         return generate_latest(registry)
 
     def _gauges(self) -> Iterator[Metric]:
-        view, slots, reads, memory = self._gate.view, self._relay.slots, self._relay.reads, self._relay.memory
-        publication = view.publication
-        yield defined.UP.of(self._gate.standing is Standing.OPEN)
-        yield defined.APPLIANCED_CONNECTED.of(view.connected)
+        doors, slots, reads, publication = self._doors, self._relay.slots, self._relay.reads, self._doors.publication
+        memories = [room.memory for room in slots.rooms]
+        yield defined.UP.of(doors.standing is Standing.OPEN)
+        yield defined.APPLIANCED_CONNECTED.of(doors.connected)
         yield defined.ENGINE_GENERATION.of(publication.generation if publication is not None else 0)
         state = publication.state if publication is not None else None
         yield defined.ENGINE_STATE.by({(each.value,): each is state for each in EngineState})
@@ -72,10 +74,22 @@ class Exposition:
         yield defined.KV_TOKENS_POOL.of(slots.pool_tokens)
         yield defined.KV_TOKENS_RESERVED.of(slots.reserved_tokens)
         yield defined.FUSED_LENGTHS_LEARNED.of(len(self._fuse.learned))
-        yield defined.MEMORY_RED.of(memory.over)
-        yield defined.MEMORY_HELD_BACK.by_one(memory.held_back)
+        yield defined.MEMORY_RED.of(any(memory.over for memory in memories))
+        yield defined.MEMORY_HELD_BACK.by_one(held_back(memories))
         yield defined.QUARANTINED.of(len(self._relay.quarantine))
         yield defined.BUILD_INFO.by_one({__version__: 1})
+        yield from self._replicas()
+
+    def _replicas(self) -> Iterator[Metric]:
+        """Of several engines, each."""
+        gates = list(enumerate(self._doors.gates)) if self._doors.several else []
+        rooms = self._relay.slots.rooms
+        yield defined.REPLICA_UP.by({(str(index),): gate.standing is Standing.OPEN for index, gate in gates})
+        known = [(str(index), gate.view.publication) for index, gate in gates]
+        yield defined.REPLICA_GENERATION.by({(index,): said.generation for index, said in known if said is not None})
+        yield defined.REPLICA_SLOTS_CAPACITY.by({(str(index),): rooms[index].space.capacity for index, _ in gates})
+        yield defined.REPLICA_SLOTS_IN_USE.by({(str(index),): rooms[index].in_use for index, _ in gates})
+        yield defined.REPLICA_KV_TOKENS_RESERVED.by({(str(index),): rooms[index].reserved_tokens for index, _ in gates})
 
 
 class _Once:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.config.schema import AdmissionTable
 from appliance.core.launch import EngineLimits
+from appliance.gateway.doors import Doors
 from appliance.gateway.envelope import Refused
 from appliance.gateway.fitting import Json, Make, longer, shorter
-from appliance.gateway.gate import Gate, Life, Standing
+from appliance.gateway.gate import Life
 from appliance.gateway.headers import upstream_head
 from appliance.gateway.inflight import LiveRequest
 from appliance.gateway.lethal_lengths import LethalLengths
@@ -51,6 +53,7 @@ class Limits:
 
     Attributes:
         learned: of `fused`, those that nobody has configured, and why they are refused.
+        least_tokens: what another engine takes, where that is less: prompts are counted from there on, to find the one that takes them.
         buckets: lengths that a prompt is moved to, in order; empty: to any that goes.
     """
 
@@ -59,6 +62,7 @@ class Limits:
     fused: frozenset[int]
     learned: Mapping[int, str] = field(default_factory=dict)
     buckets: tuple[int, ...] = ()
+    least_tokens: int = 0
 
     def go(self, prompt_tokens: int) -> bool:
         """A prompt of so many tokens is passed on."""
@@ -81,17 +85,29 @@ def limits_of(admission: AdmissionTable, engine: EngineLimits | None, learned: M
     """The owner's limit or the engine's, whichever is lower."""
     learned = learned or {}
     most, source = admission.max_prompt_tokens, "[admission] max_prompt_tokens"
-    if engine is not None and engine.context_length_tokens:
-        own = min(engine.context_length_tokens - 1, engine.max_prompt_tokens or engine.context_length_tokens)
-        if not most or own <= most:
-            most, source = own, "the engine's"
+    own = longest_prompt(engine) if engine is not None else 0
+    if own and (not most or own <= most):
+        most, source = own, "the engine's"
     return Limits(most, source, frozenset((*learned, *admission.fused_lengths)), learned, tuple(sorted(set(admission.length_buckets))))
 
 
+def longest_prompt(engine: EngineLimits) -> int:
+    """Its tokens; 0: the engine has not said."""
+    context = engine.context_length_tokens
+    return min(context - 1, engine.max_prompt_tokens or context) if context else 0
+
+
+def limits_of_all(each: Sequence[Limits]) -> Limits:
+    """Of several engines: a prompt goes that one of them takes."""
+    most = max(each, key=lambda limits: limits.most_tokens or math.inf)
+    least = min((limits.most_tokens for limits in each if limits.most_tokens), default=0)
+    return replace(most, least_tokens=least) if least != most.most_tokens else most
+
+
 def must_count(body_bytes: int, limits: Limits) -> bool:
-    """Whether a body of so many bytes could be refused."""
+    """Whether a body of so many bytes could be refused, or be too long for one of several engines."""
     most_possible = body_bytes + TEMPLATE_TOKENS
-    return 0 < limits.most_tokens < most_possible or (bool(limits.fused) and min(limits.fused) <= most_possible)
+    return 0 < (limits.least_tokens or limits.most_tokens) < most_possible or (bool(limits.fused) and min(limits.fused) <= most_possible)
 
 
 def judge(prompt_tokens: int, limits: Limits, param: str) -> Refused | None:
@@ -127,29 +143,28 @@ def _bucket_words(prompt_tokens: int, limits: Limits) -> str:
 
 
 class Fuse:
-    """Asks the engine of the gate's current life. What cannot be counted is the engine's own to refuse."""
+    """Asks an engine that answers. What cannot be counted is the engine's own to refuse."""
 
-    def __init__(self, admission: AdmissionTable, gate: Gate, metrics: Metrics, lethal: LethalLengths) -> None:
+    def __init__(self, admission: AdmissionTable, doors: Doors, metrics: Metrics, lethal: LethalLengths) -> None:
         self._admission = admission
         self._lethal = lethal
         self._weighing: set[asyncio.Task[None]] = set()
-        self._gate = gate
+        self._doors = doors
         self._metrics = metrics
         self._turn = asyncio.Semaphore(COUNTS_AT_ONCE)
-        self._seen: tuple[EngineLimits | None, Mapping[int, str]] = (None, {})
-        self._limits = limits_of(admission, None)
-        self._cannot_count: int | None = None
-        """The generation of an engine without the counting endpoint."""
+        self._seen: dict[int | None, tuple[tuple[EngineLimits | None, ...], Mapping[int, str], Limits]] = {}
+        """Engine (None: all) → its limits, and what they were made of."""
 
-    async def check(self, request: LiveRequest) -> None:
-        """Returns when the request may go on, perhaps with another prompt; one is counted once, and judged by the limits of now.
+    async def check(self, request: LiveRequest, life: Life | None = None) -> None:
+        """Returns when the request may go on, perhaps with another prompt; one is counted once, and judged by the limits of now:
+        of the engine that it goes to, where that is known, else of the one that takes the longest prompts.
 
         Raises:
             Refused: 422.
         """
         if request.path not in COUNTED or request.method != "POST" or self._admission.length_policy == "any":
             return
-        limits = self._limits_now()
+        limits = self._limits_now(None if life is None or life.replica is None else life.replica)
         refused = None
         if request.prompt_tokens is None and must_count(len(request.body), limits):
             refused = await self._count(request)
@@ -205,12 +220,15 @@ class Fuse:
         tokens, refused = await self._counted(request, body)
         return (body, tokens) if refused is None and tokens is not None and goes(tokens) else None
 
-    def _limits_now(self) -> Limits:
-        publication = self._gate.view.publication
-        engine, learned = publication.limits if publication is not None else None, self._lethal.current()
-        if engine is not self._seen[0] or learned is not self._seen[1]:
-            self._seen, self._limits = (engine, learned), limits_of(self._admission, engine, learned)
-        return self._limits
+    def _limits_now(self, engine: int | None) -> Limits:
+        gates = self._doors.gates if engine is None else self._doors.gates[engine : engine + 1]
+        of, learned = tuple([gate.limits for gate in gates]), self._lethal.current()
+        seen = self._seen.get(engine)
+        if seen is None or seen[1] is not learned or seen[0] != of:
+            known = [limits_of(self._admission, one, learned) for one in of if one is not None]
+            seen = of, learned, limits_of_all(known or [limits_of(self._admission, None, learned)])
+            self._seen[engine] = seen
+        return seen[2]
 
     def learn(self, request: LiveRequest, fingerprint: str) -> None:
         """A request was convicted of killing engines: when the next one is there, it says how long the prompt was."""
@@ -220,12 +238,12 @@ class Fuse:
                 self._metrics.learned_lengths += 1
                 log.warning("prompts of exactly %d tokens are refused from now on: engines died of different ones, alone with each", tokens)
 
-        self.weigh(request, 0, learned)
+        self.weigh(request, None, learned)
 
-    def weigh(self, request: LiveRequest, above: int, told: Callable[[int], None]) -> None:
-        """Have it counted by an engine life above this one, as soon as there is one; meanwhile the request itself goes its way."""
+    def weigh(self, request: LiveRequest, lost: Life | None, told: Callable[[int], None]) -> None:
+        """Have it counted by another engine life than this, as soon as there is one; meanwhile the request itself goes its way."""
         if request.path in COUNTED and self._admission.length_policy != "any":
-            task = asyncio.get_running_loop().create_task(self._weigh(request, above, told))
+            task = asyncio.get_running_loop().create_task(self._weigh(request, lost, told))
             self._weighing.add(task)
             task.add_done_callback(self._weighing.discard)
 
@@ -248,21 +266,22 @@ class Fuse:
         said = of_lengths(self._admission.length_policy, self.learned)
         return "; ".join(said[:SAID_MAX]) + (f"; and {len(said) - SAID_MAX} lengths more" if len(said) > SAID_MAX else "")
 
-    async def _weigh(self, request: LiveRequest, above: int, told: Callable[[int], None]) -> None:
+    async def _weigh(self, request: LiveRequest, lost: Life | None, told: Callable[[int], None]) -> None:
         due_s = asyncio.get_running_loop().time() + LEARN_MAX_S
         while asyncio.get_running_loop().time() < due_s:
-            life = self._gate.life
-            if self._gate.standing is not Standing.OPEN or life is None or life.generation <= above:
-                await self._gate.news(1.0)
+            over = lost is None or self._doors.gate_of(lost).life is not lost
+            life = next(iter(self._doors.lives()), None)
+            if life is None or not over:
+                await self._doors.news(1.0)
                 continue
             await asyncio.sleep(WEIGH_AFTER_S)
-            if self._gate.life is life and self._gate.standing is Standing.OPEN:
+            if life in self._doors.lives():
                 tokens, refused = request.prompt_tokens, None
                 if tokens is None:
-                    tokens, refused = await self._counted(request, request.body)
+                    tokens, refused = await self._counted_by(life, request, request.body)
                 if tokens is not None:
                     told(tokens)
-                if tokens is not None or refused is not None or life.generation == self._cannot_count:
+                if tokens is not None or refused is not None or not life.counts:
                     return
 
     async def _count(self, request: LiveRequest) -> Refused | None:
@@ -271,8 +290,16 @@ class Fuse:
         return refused
 
     async def _counted(self, request: LiveRequest, body: bytes) -> tuple[int | None, Refused | None]:
-        life = self._gate.life
-        if life is None or self._gate.standing is not Standing.OPEN or life.generation == self._cannot_count:
+        life = max((life for life in self._doors.lives() if life.counts), key=self._takes_tokens, default=None)
+        return await self._counted_by(life, request, body) if life is not None else (None, None)
+
+    def _takes_tokens(self, life: Life) -> float:
+        """Of one prompt: of several engines the one that takes the longest is asked, as it refuses what is too long for itself."""
+        limits = self._doors.gate_of(life).limits
+        return (longest_prompt(limits) if limits is not None else 0) or math.inf
+
+    async def _counted_by(self, life: Life, request: LiveRequest, body: bytes) -> tuple[int | None, Refused | None]:
+        if not life.counts:
             return None, None
         began_s = asyncio.get_running_loop().time()
         try:
@@ -294,7 +321,7 @@ class Fuse:
         error = document.get("error")
         if isinstance(error, dict) and error.get("code") == "model_not_found":
             return  # it counts; this client asked for another model, and will be told
-        self._cannot_count = life.generation
+        life.counts = False
         if self._admission.max_prompt_tokens or self._admission.fused_lengths:
             log.warning("this engine does not count prompts: [admission] max_prompt_tokens and fused_lengths have no effect on it")
 

@@ -1,4 +1,4 @@
-"""The gate: whether requests may go to the engine now, and what clients are told when they may not.
+"""The gate: whether requests may go to an engine now, and what clients are told when they may not. Each engine has its own (doors.py).
 
 It believes applianced, except where a request has just seen otherwise: a lost connection shuts the gate until either a
 new engine life is published or the engine answers /health over a fresh connection *after* the loss. The second is the
@@ -9,18 +9,17 @@ given to the same life again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from appliance.core.launch import ContinuesBy
+from appliance.core.launch import ContinuesBy, EngineLimits
 from appliance.core.publication import Publication
 from appliance.core.states import ANSWERING, EngineState
 from appliance.gateway.envelope import Refused
-from appliance.gateway.resume import Death
+from appliance.gateway.resume import Death, LifeName
 from appliance.gateway.upstream import LossKind, Upstream, UpstreamLost
 
 log = logging.getLogger("gateway.gate")
@@ -35,7 +34,6 @@ OLD_LIFE_GRACE_S = 1.0
 STOPPED_HOLD_S = 30.0
 """A stop that is followed by a start within this is a restart, and clients are held over it."""
 RETRY_AFTER_UNKNOWN_S = 5.0
-DEATHS_KEPT = 100
 
 
 class Standing(enum.Enum):
@@ -101,9 +99,11 @@ class Life:
         generation: applianced's number for it.
         continues_by: how it goes on with answers that an earlier life began.
         last_incident_id: before it.
+        replica: which of several engines; None: there is one.
         lost: requests have lost it, and it has not proved itself since.
         since_s: on the loop's clock, when we heard of it.
         leaving: it is being stopped on purpose: its end is no crash.
+        counts: prompts, as far as it has not said otherwise.
     """
 
     generation: int
@@ -111,35 +111,81 @@ class Life:
     since_s: float
     continues_by: ContinuesBy = ContinuesBy.REPLAY
     last_incident_id: str | None = None
+    replica: int | None = None
     lost: bool = False
     leaving: bool = False
+    counts: bool = True
+
+    @property
+    def index(self) -> int:
+        """Of its gate, its slots and its metrics."""
+        return self.replica or 0
+
+    @property
+    def name(self) -> LifeName:
+        """By which it is remembered when it is over."""
+        return LifeName(self.generation, self.index)
+
+    def __str__(self) -> str:
+        return f"generation {self.generation}" if self.replica is None else f"generation {self.generation} of engine {self.replica}"
+
+
+class News:
+    """What many wait for: each telling wakes all who wait at that moment."""
+
+    def __init__(self) -> None:
+        self._told = asyncio.Event()
+
+    def tell(self) -> None:
+        """There is some."""
+        self._told.set()
+        self._told = asyncio.Event()
+
+    async def wait(self, timeout_s: float) -> None:
+        """For the next, but not longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._told.wait()
+        except TimeoutError:
+            return
 
 
 class Gate:
-    """Owns the view and the current life. `changed` is called after every change that may move the standing.
+    """Owns the view and the current life of one engine. `changed` is called after every change that may move the standing.
 
     Attributes:
-        deaths: of the last lives that were not asked to end.
+        replica: which of several engines; None: there is one.
         paths: what the last engine that said so has for clients.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None], news: News, deaths: deque[Death]) -> None:
+        """`news`: publications and proofs of life; `deaths`: of lives that were not asked to end; of all engines, both."""
         self.view = View()
         self.life: Life | None = None
-        self.deaths: deque[Death] = deque(maxlen=DEATHS_KEPT)
+        self.replica: int | None = None
         self.paths: tuple[str, ...] = ()
+        self._news = news
+        self._deaths = deaths
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._prober: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._stopped_since_s: float | None = None
-        self._news: asyncio.Event = asyncio.Event()
-        self._asked: asyncio.Event = asyncio.Event()
 
     @property
     def standing(self) -> Standing:
         """See Standing."""
         return standing_of(self._dated_view())
+
+    @property
+    def sentence(self) -> str:
+        """What people are told."""
+        return sentence_of(self.view)
+
+    @property
+    def limits(self) -> EngineLimits | None:
+        """Of the engine that runs."""
+        return self.view.publication.limits if self.view.publication is not None else None
 
     def refusal(self) -> Refused:
         """The 503 for now."""
@@ -166,46 +212,31 @@ class Gate:
         """Wait until it is known whether a life that broke a connection is over. False: it answers again, or we still cannot tell."""
         due_s = self._loop.time() + timeout_s
         while life is self.life and life.lost and self._loop.time() < due_s:
-            await self.news(due_s - self._loop.time())
+            await self._news.wait(due_s - self._loop.time())
         return life is not self.life
 
-    async def outlives(self, generation: int, timeout_s: float) -> bool:
+    async def outlives(self, life: Life, timeout_s: float) -> bool:
         """Whether a life that has just told of a failure of its own still serves; known when the time is over, or it is."""
         due_s = self._loop.time() + timeout_s
-        while (serves := self._serves(generation)) and self._loop.time() < due_s:
-            await self.news(due_s - self._loop.time())
+        while (serves := self.serves(life.name)) and self._loop.time() < due_s:
+            await self._news.wait(due_s - self._loop.time())
         return serves
 
-    def _serves(self, generation: int) -> bool:
-        return self.standing is Standing.OPEN and self.life is not None and self.life.generation == generation
+    def serves(self, life: LifeName) -> bool:
+        """This life, and nothing speaks against it."""
+        return self.standing is Standing.OPEN and self.life is not None and self.life.generation == life.generation
 
     async def incident_of(self, life: Life, timeout_s: float) -> str | None:
         """The incident that its end became; None when nobody says so in time."""
         due_s = self._loop.time() + timeout_s
         while self._incident_since(life) is None and self._loop.time() < due_s:
-            await self.news(due_s - self._loop.time())
+            await self._news.wait(due_s - self._loop.time())
         return self._incident_since(life)
-
-    async def asked(self, timeout_s: float) -> None:
-        """Wait until applianced was asked for the first time, whatever came of it, but not longer: before that nothing is known."""
-        if not self._asked.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._asked.wait()
-
-    async def news(self, timeout_s: float) -> None:
-        """Wait for the next publication or proof of life, but not longer."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
-        except TimeoutError:
-            return
 
     # applianced said
 
     def publish(self, publication: Publication) -> None:
         """A publication arrived."""
-        self._asked.set()
         engine_lost = self.view.engine_lost
         if self._is_new_life(publication):
             self._replace_life(publication)
@@ -217,11 +248,10 @@ class Gate:
             self.paths = publication.limits.paths
         self._set(View(publication, True, "", engine_lost))
         self._cancel(self._watcher)
-        self._tell()
+        self._news.tell()
 
     def control_lost(self, error: str) -> None:
         """The control socket does not answer. The last publication stays; the engine is now asked by ourselves."""
-        self._asked.set()
         view = self.view
         self._set(View(view.publication, False, error, view.engine_lost))
         if self._watcher is None or self._watcher.done():
@@ -236,11 +266,6 @@ class Gate:
         if life is self.life and self.view.engine_lost is None:
             self._doubt(life, str(loss), NOT_READY_PAUSE_S if loss.kind is LossKind.NOT_READY else 0.0)
         return first
-
-    def explained(self, generations: list[int]) -> None:
-        """These died of one request. They say nothing about the next one."""
-        for death in [death for death in self.deaths if death.generation in generations]:
-            self.deaths.remove(death)
 
     def stop(self) -> None:
         """End all tasks and the current life."""
@@ -261,12 +286,9 @@ class Gate:
         before = self.standing, self.view.control_error
         self.view = view
         if (self.standing, view.control_error) != before:  # applianced's own log has the sentences in between
-            log.info("%s: %s", self.standing.value, sentence_of(view))
+            whose = "" if self.replica is None else f"engine {self.replica}: "
+            log.info("%s%s: %s", whose, self.standing.value, sentence_of(view))
         self._changed()
-
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
 
     def _incident_since(self, life: Life) -> str | None:
         publication = self.view.publication
@@ -282,16 +304,17 @@ class Gate:
     def _replace_life(self, publication: Publication) -> None:
         self._cancel(self._prober)
         if self.life is not None:
-            reason = f"generation {self.life.generation} is over: {publication.reason}"
+            reason = f"{self.life} is over: {publication.reason}"
             # Its sockets break by themselves when the process goes; this is for a process that cannot be killed.
             self._loop.call_later(OLD_LIFE_GRACE_S, self.life.upstream.end, reason)
             if not self.life.leaving:
-                self.deaths.append(Death(self.life.generation, self._loop.time() - self.life.since_s))
+                self._deaths.append(Death(self.life.name, self._loop.time() - self.life.since_s))
         self.life = None
         if publication.endpoint is not None:
             continues_by = publication.limits.continues_by if publication.limits is not None else ContinuesBy.REPLAY
             upstream = Upstream(publication.endpoint)
-            self.life = Life(publication.generation, upstream, self._loop.time(), continues_by, publication.incident_id)
+            now_s, incident_id = self._loop.time(), publication.incident_id
+            self.life = Life(publication.generation, upstream, now_s, continues_by, incident_id, self.replica)
 
     def _note_stop(self, publication: Publication) -> None:
         if publication.state is not EngineState.STOPPED:
@@ -315,9 +338,9 @@ class Gate:
         if life is self.life:
             view = self.view
             life.lost = False
-            log.warning("generation %d answers again after: %s", life.generation, view.engine_lost)
+            log.warning("%s answers again after: %s", life, view.engine_lost)
             self._set(View(view.publication, view.connected, view.control_error, None))
-            self._tell()
+            self._news.tell()
 
     async def _watch(self) -> None:
         while True:

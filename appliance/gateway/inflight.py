@@ -54,7 +54,7 @@ class LiveRequest:
         by_message: the engine that has it, or had it last, can finish a message that has begun.
         altered: how its prompt was made one whose length goes; empty: it was not.
         prompt_tokens: where known; the ticket's tokens are an estimate.
-        generation: 0 while it waits.
+        life: the engine that it is with; None while it waits.
         sent_bytes: of the answer's own bytes.
         waited_s: between losing an engine and being given to the next one, over all its losses.
         way: how it was given to the engine that has it, or had it last.
@@ -82,7 +82,7 @@ class LiveRequest:
     by_message: bool = False
     altered: str = ""
     prompt_tokens: int | None = None
-    generation: int = 0
+    life: Life | None = None
     attempt: int = 0
     sent_bytes: int = 0
     waited_s: float = 0.0
@@ -99,6 +99,11 @@ class LiveRequest:
     def order(self) -> int:
         """Of arrival."""
         return self.ticket.order
+
+    @property
+    def generation(self) -> int:
+        """Of the engine that it is with; 0 while it waits."""
+        return self.life.generation if self.life is not None else 0
 
     @property
     def tokens(self) -> int:
@@ -166,9 +171,9 @@ class InflightTable:
         """See `fingerprint`."""
         return fingerprint(self._key, request.body)
 
-    def of_generation(self, generation: int) -> tuple[InflightRequest, ...]:
+    def of_life(self, life: Life) -> tuple[InflightRequest, ...]:
         """The shapes of what one engine life holds."""
-        return self.shapes(request for request in self._requests if request.generation == generation)
+        return self.shapes(request for request in self._requests if request.life is life)
 
     def all(self) -> tuple[InflightRequest, ...]:
         """The shapes of all, oldest first."""
@@ -192,6 +197,7 @@ class InflightTable:
             attempt=request.attempt,
             age_s=round(now_s - request.arrived_s, 3),
             resumability=request.resumability,
+            replica=request.life.replica if request.life is not None else None,
         )
 
 

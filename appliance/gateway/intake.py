@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from appliance.gateway.balance import key_of
 from appliance.gateway.connection import ClientConnection
 from appliance.gateway.envelope import Refused
 from appliance.gateway.headers import Headers, value_of
@@ -48,6 +49,7 @@ class BodyFacts:
         answers: how many are asked for.
         deterministic: a second run says the same, as far as it is the engine's to say.
         plain: the answer is one text: no tools, no grammar, no log probabilities.
+        conversation: balance.key_of it, where that was asked for.
     """
 
     stream: bool = False
@@ -55,6 +57,7 @@ class BodyFacts:
     answers: int = 1
     deterministic: bool = False
     plain: bool = False
+    conversation: int = 0
 
 
 class Intake:
@@ -133,8 +136,8 @@ class Intake:
         )
 
 
-def facts_of(body: bytes) -> BodyFacts:
-    """Parse the body of a JSON endpoint.
+def facts_of(body: bytes, *, several_engines: bool = False) -> BodyFacts:
+    """Parse the body of a JSON endpoint. Of several engines one may know the beginning of it already.
 
     Raises:
         Refused: 400 for what is no UTF-8, no JSON or no object; 413 for more elements than may be parsed at once.
@@ -167,6 +170,7 @@ def facts_of(body: bytes) -> BodyFacts:
         answers=answers,
         deterministic=_deterministic(document),
         plain=answers == 1 and not any(document[name] for name in _MORE_THAN_TEXT.intersection(document)),
+        conversation=key_of(document) if several_engines else 0,
     )
 
 

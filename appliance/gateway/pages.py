@@ -15,16 +15,17 @@ from appliance.control.codec import to_json
 from appliance.gateway import page_files
 from appliance.gateway.admission import Lane
 from appliance.gateway.connection import ConnectionPolicy
+from appliance.gateway.doors import Doors
 from appliance.gateway.envelope import JSON_TYPE, Refused
 from appliance.gateway.exposition import CONTENT_TYPE, Exposition
 from appliance.gateway.fuse import Fuse
-from appliance.gateway.gate import Gate, Standing, sentence_of
+from appliance.gateway.gate import Gate, Standing
 from appliance.gateway.headers import Headers
 from appliance.gateway.incident_page import incident_page
 from appliance.gateway.inflight import InflightTable
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.relay import Relay
-from appliance.gateway.restrictions import restrictions
+from appliance.gateway.restrictions import held_back, restrictions
 
 LISTED_MAX = 100
 ASKED_S = 1.0
@@ -38,7 +39,7 @@ class Pages:
     def __init__(
         self,
         config: Config,
-        gate: Gate,
+        doors: Doors,
         relay: Relay,
         fuse: Fuse,
         inflight: InflightTable,
@@ -48,7 +49,7 @@ class Pages:
         control: AsyncControl,
     ) -> None:
         self._config = config
-        self._gate = gate
+        self._doors = doors
         self._relay = relay
         self._fuse = fuse
         self._inflight = inflight
@@ -62,7 +63,7 @@ class Pages:
         """The page. Raises Refused for /health while nothing serves, for /metrics where it is switched off, for no such incident."""
         if path != page_files.FRONT and (file := page_files.FILES.get(path)) is not None:
             return file.answer(headers)
-        await self._gate.asked(ASKED_S)
+        await self._doors.asked(ASKED_S)
         if path == "/health":
             return self._health()
         if path == "/status":
@@ -77,20 +78,23 @@ class Pages:
 
     def status(self) -> dict[str, Any]:
         """All that a person, a dashboard or a router in front may want to know."""
-        view, slots, memory, admission = self._gate.view, self._relay.slots, self._relay.memory, self._config.admission
+        doors, slots, admission = self._doors, self._relay.slots, self._config.admission
+        memories = [room.memory for room in slots.rooms]
+        over = "; ".join(memory.sentence for memory in memories if memory.sentence)
         return {
-            "standing": self._gate.standing.value,
-            "sentence": "; ".join(filter(None, (sentence_of(view), memory.sentence, self._fuse.sentence))),
-            "applianced_connected": view.connected,
-            "publication": to_json(view.publication),
+            "standing": doors.standing.value,
+            "sentence": "; ".join(filter(None, (doors.sentence, over, self._fuse.sentence))),
+            "applianced_connected": doors.connected,
+            "publication": to_json(doors.publication),
+            "engines": [self._engine(index, gate) for index, gate in enumerate(doors.gates)] if doors.several else [],
             "slots": {"capacity": slots.capacity, "in_use": slots.in_use, "holding": self._holding()},
             "kv_tokens": {"pool": slots.pool_tokens, "reserved": slots.reserved_tokens},
-            "memory": {"over": memory.over, "sentence": memory.sentence, "held_back": dict(memory.held_back)},
+            "memory": {"over": any(memory.over for memory in memories), "sentence": over, "held_back": dict(held_back(memories))},
             "fused_lengths": {
                 "configured": list(admission.fused_lengths),
                 "learned": [{"tokens": tokens, "why": why} for tokens, why in sorted(self._fuse.learned.items())],
             },
-            "restrictions": restrictions(memory, admission.length_policy, admission.fused_lengths, self._fuse.learned),
+            "restrictions": restrictions(memories, admission.length_policy, admission.fused_lengths, self._fuse.learned),
             "queue": self._queue(slots),
             "inflight": to_json(self._inflight.all()[:LISTED_MAX]),
             "totals": {
@@ -105,13 +109,13 @@ class Pages:
         }
 
     def _health(self) -> Page:
-        if self._gate.standing is not Standing.OPEN:
-            raise self._gate.refusal()
+        if self._doors.standing is not Standing.OPEN:
+            raise self._doors.refusal()
         if self._policy.draining:
             raise Refused(503, "gateway_draining", "the gateway finishes what runs and stops", retry_after_s=5)
-        publication = self._gate.view.publication
+        publication = self._doors.publication
         assert publication is not None
-        return 200, [JSON_TYPE], _json({"status": "ok", "state": publication.state.value, "sentence": sentence_of(self._gate.view)})
+        return 200, [JSON_TYPE], _json({"status": "ok", "state": publication.state.value, "sentence": self._doors.sentence})
 
     async def _metrics_page(self) -> Page:
         if not self._config.metrics.enabled:
@@ -120,10 +124,25 @@ class Pages:
 
     def _front(self) -> str:
         return (
-            f"LLM appliance {__version__}\n\n{sentence_of(self._gate.view)}\n\n"
+            f"LLM appliance {__version__}\n\n{self._doors.sentence}\n\n"
             "POST /v1/chat/completions, /v1/completions    GET /v1/models\n"
             "GET /health, /status, /metrics\n"
         )
+
+    def _engine(self, index: int, gate: Gate) -> dict[str, Any]:
+        """One of several: what goes to it, and how it is."""
+        room, publication = self._relay.slots.rooms[index], gate.view.publication
+        return {
+            "replica": index,
+            "standing": gate.standing.value,
+            "state": publication.state.value if publication is not None else None,
+            "generation": publication.generation if publication is not None else 0,
+            "sentence": gate.sentence,
+            "slots": {"capacity": room.space.capacity, "in_use": room.in_use},
+            "kv_tokens": {"pool": room.space.pool_tokens, "reserved": room.reserved_tokens},
+            "memory": {"over": room.memory.over, "sentence": room.memory.sentence},
+            "tried_alone": self._relay.trials.closes == index,
+        }
 
     def _queue(self, lane: Lane) -> dict[str, Any]:
         now_s = asyncio.get_running_loop().time()
@@ -157,6 +176,7 @@ class Pages:
                 "stream": one.stream,
                 "attempt": one.attempt,
                 "generation": one.generation,
+                "replica": one.life.replica if one.life is not None else None,
             }
             for one in held[:LISTED_MAX]
         ]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.gateway.envelope import Refused
+from appliance.gateway.resume import LifeName
 
 KEPT_MAX = 10_000
 SUSPICION_TTL_S = 3600.0
@@ -34,7 +35,7 @@ class Suspicion:
     """Of one body: the engines in a row that died while it got no further."""
 
     until_s: float
-    crashes: tuple[int, ...]
+    crashes: tuple[LifeName, ...]
 
 
 class Quarantine:
@@ -84,12 +85,12 @@ class Quarantine:
             incident_id=sentence.incident_id,
         )
 
-    def remember(self, fingerprint: str, crashes: list[int]) -> None:
+    def remember(self, fingerprint: str, crashes: list[LifeName]) -> None:
         """Its client is gone, or was told that it is lost; what is suspected of it is not forgotten."""
         _make_room(self._suspicions)
         self._suspicions[fingerprint] = Suspicion(self._now_s() + SUSPICION_TTL_S, tuple(crashes))
 
-    def suspicion(self, fingerprint: str) -> tuple[int, ...]:
+    def suspicion(self, fingerprint: str) -> tuple[LifeName, ...]:
         """The crashes that a new request with this body brings along."""
         self._forget_expired()
         suspicion = self._suspicions.get(fingerprint)

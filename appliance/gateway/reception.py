@@ -10,6 +10,7 @@ from typing import Any
 from appliance.config.api_keys import PRIORITIES, ApiKey
 from appliance.config.schema import AdmissionTable
 from appliance.gateway.accounting import Account, PromptSizes
+from appliance.gateway.doors import Doors
 from appliance.gateway.envelope import Refused
 from appliance.gateway.headers import Headers, value_of
 from appliance.gateway.inflight import InflightTable, LiveRequest, next_order
@@ -28,11 +29,14 @@ TIMEOUT_MAX_S = 86400.0
 class Reception:
     """Owns what is known of keys and of the sizes of requests."""
 
-    def __init__(self, keys: KeyRing, admission: AdmissionTable, inflight: InflightTable, profiler: Profiler, metrics: Metrics) -> None:
+    def __init__(
+        self, keys: KeyRing, admission: AdmissionTable, doors: Doors, inflight: InflightTable, profiler: Profiler, metrics: Metrics
+    ) -> None:
         self._keys = keys
         self._limits = KeyLimits()
         self._sizes = PromptSizes()
         self._admission = admission
+        self._doors = doors
         self._inflight = inflight
         self._profiler = profiler
         self._metrics = metrics
@@ -53,7 +57,8 @@ class Reception:
         headers = scope["headers"]
         if route.kind is Kind.JSON:
             _check_encoding(headers)
-        facts = facts_of(body) if route.kind is Kind.JSON and method == "POST" else BodyFacts()
+        is_json = route.kind is Kind.JSON and method == "POST"
+        facts = facts_of(body, several_engines=self._doors.several) if is_json else BodyFacts()
         query: bytes = scope["query_string"]
         now_s = asyncio.get_running_loop().time()
         patience, priority = _wishes(headers)
@@ -79,6 +84,7 @@ class Reception:
                 max_concurrent=key.max_concurrent,
                 max_queued=key.max_queued,
                 due_s=self._due_s(patience, now_s),
+                conversation=facts.conversation,
             ),
             takes_slot=route.takes_slot and method not in READING_METHODS,
             deterministic=facts.deterministic,

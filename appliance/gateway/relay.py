@@ -12,14 +12,16 @@ from appliance.gateway import sse
 from appliance.gateway.admission import Lane
 from appliance.gateway.aftermath import Aftermath
 from appliance.gateway.client import Client
+from appliance.gateway.doors import Doors
 from appliance.gateway.exchange import Exchange
-from appliance.gateway.fuse import Fuse
-from appliance.gateway.gate import Gate, Standing
+from appliance.gateway.fuse import Fuse, longest_prompt
+from appliance.gateway.gate import Life, Standing
 from appliance.gateway.inflight import InflightTable, LiveRequest
 from appliance.gateway.memory import Memory
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.quarantine import Quarantine
 from appliance.gateway.report import Reporter
+from appliance.gateway.room import Space
 from appliance.gateway.trials import Trials
 from appliance.gateway.upstream import LossKind, UpstreamLost
 
@@ -27,44 +29,38 @@ log = logging.getLogger("gateway.relay")
 
 SLOTS_WHEN_UNKNOWN = 8
 READS_MAX = 256
-"""Requests that take no slot, such as the list of models, given to the engine at once."""
+"""Requests that take no slot, such as the list of models, given to an engine at once."""
 
 
 class Relay:
     """Owns the lanes: `slots` for what decodes, `reads` for what does not."""
 
-    def __init__(self, config: Config, gate: Gate, fuse: Fuse, inflight: InflightTable, reporter: Reporter, metrics: Metrics) -> None:
+    def __init__(self, config: Config, doors: Doors, fuse: Fuse, inflight: InflightTable, reporter: Reporter, metrics: Metrics) -> None:
         self._config = config
-        self._gate = gate
+        self._doors = doors
         self._fuse = fuse
         self._inflight = inflight
         self._reporter = reporter
         self._metrics = metrics
-        self.memory = Memory(config.admission.vram_red_line)
-        self.slots = self._lane(self.memory)
-        self.reads = self._lane(Memory(0))
-        self.trials = Trials(inflight, lambda: not self.slots.in_use, self._make_room, self.settle)
+        self.slots = self._lane(config.admission.vram_red_line)
+        self.reads = self._lane(0)
+        self.trials = Trials(inflight, self.slots.in_use_of, self._make_room, self.settle)
         self.quarantine = Quarantine(config.resume.quarantine_ttl_s, asyncio.get_running_loop().time)
-        self._aftermath = Aftermath(config.resume, gate, inflight, self.trials, self.quarantine, fuse.learn)
-        self._exchange = Exchange(metrics, self.trials.clear, self._stands_aside, gate.outlives)
+        self._aftermath = Aftermath(config.resume, doors, inflight, self.trials, self.quarantine, fuse.learn)
+        self._exchange = Exchange(metrics, self.trials.clear, self._stands_aside, doors.outlives)
 
     def settle(self) -> None:
-        """The gate's standing or a trial may have moved: open, close or empty the lanes."""
-        standing = self._gate.standing
-        self.trials.review(engine_serves=standing is Standing.OPEN)
-        if standing is Standing.OPEN:
-            if self.trials.closes_lane:
-                self.slots.close()
-            else:
-                self.slots.open(self._capacity(), self._pool_tokens())
-            self.reads.open(READS_MAX)
-            return
-        for lane in (self.slots, self.reads):
-            lane.close()
-            if standing is Standing.REFUSE:
-                lane.refuse_all(self._gate.refusal)
-        if standing is Standing.REFUSE:
-            self.trials.refuse_all(self._gate.refusal)
+        """A gate's standing or a trial may have moved: open, close or empty the lanes."""
+        standings = [gate.standing for gate in self._doors.gates]
+        engines = [engine for engine, standing in enumerate(standings) if standing is Standing.OPEN]
+        self.trials.review(engines, more_may_come=Standing.HOLD in standings)
+        every = range(len(standings))
+        self.slots.open(*(self._space(engine) if engine in engines and engine != self.trials.closes else None for engine in every))
+        self.reads.open(*(Space(READS_MAX) if engine in engines else None for engine in every))
+        if all(standing is Standing.REFUSE for standing in standings):
+            self.slots.refuse_all(self._doors.refusal)
+            self.reads.refuse_all(self._doors.refusal)
+            self.trials.refuse_all(self._doors.refusal)
 
     async def serve(self, request: LiveRequest, client: Client) -> None:
         """Answer it, or raise Refused."""
@@ -87,9 +83,9 @@ class Relay:
         loop = asyncio.get_running_loop()
         lost: UpstreamLost | None = None
         while True:
-            if self._gate.standing is Standing.REFUSE:
-                raise self._gate.refusal()
-            self._gate.check_path(request.path)
+            if self._doors.standing is Standing.REFUSE:
+                raise self._doors.refusal()
+            self._doors.check_path(request.path)
             self._aftermath.check(request)
             asked_s = loop.time()
             await self._admit(request, lane, returning=lost is not None)
@@ -105,7 +101,7 @@ class Relay:
                     held_s = loop.time() - began_s
                     return
             finally:
-                request.generation = 0
+                request.life = None
                 alone_s = self.trials.leave(request)
                 lane.release(request.ticket, held_s)
                 if alone_s is not None or self.trials:
@@ -115,46 +111,47 @@ class Relay:
             await self._aftermath.judge(request, lost, alone_s)
 
     async def _attempt(self, request: LiveRequest, client: Client) -> UpstreamLost | None:
-        life = self._gate.life
-        if life is None or self._gate.standing is not Standing.OPEN:
+        life = self._doors.life_of(request.ticket.replica)
+        if life is None:
             return UpstreamLost(LossKind.CONNECT, "the engine went away in this moment")
-        await self._fuse.check(request)  # nobody could count it before, or this life holds less than the last one
-        request.generation = life.generation
+        await self._fuse.check(request, life)  # nobody could count it before, or this life holds less than the last one
+        request.life = life
         request.attempt += 1
         try:
             await self._exchange.run(request, client, life)
         except UpstreamLost as lost:
             self._metrics.lost[lost.kind.value] += 1
-            if lost.kind is not LossKind.SET_ASIDE and self._gate.lost(life, lost):
-                shapes = self._inflight.of_generation(life.generation)
-                log.warning("generation %d lost with %d requests in flight: %s", life.generation, len(shapes), lost)
+            if lost.kind is not LossKind.SET_ASIDE and self._doors.lost(life, lost):
+                shapes = self._inflight.of_life(life)
+                log.warning("%s lost with %d requests in flight: %s", life, len(shapes), lost)
                 self._reporter.upstream_lost(shapes)
             if lost.delivered:
                 request.lost_life = life
-                self._tell_length(request, life.generation)
+                self._tell_length(request, life)
             else:
                 request.attempt -= 1
             return lost
         return None
 
-    def _tell_length(self, request: LiveRequest, generation: int) -> None:
-        """This life was lost with it; the next one counts it: lengths that crashes have in common are diagnosis's to find."""
+    def _tell_length(self, request: LiveRequest, life: Life) -> None:
+        """This life was lost with it; another one counts it: lengths that crashes have in common are diagnosis's to find."""
         (shape,) = self._inflight.shapes([request])
-        self._fuse.weigh(request, generation, lambda tokens: self._reporter.weighed(replace(shape, prompt_tokens=tokens)))
+        self._fuse.weigh(request, life, lambda tokens: self._reporter.weighed(replace(shape, prompt_tokens=tokens)))
 
     async def _admit(self, request: LiveRequest, lane: Lane, *, returning: bool) -> None:
         """Wait for its turn, or, for a suspect, for its trial. Raises Refused."""
         if request.losses.suspected and request.takes_slot and await self.trials.enter(request, self._aftermath.patience_s(request)):
-            lane.enter_alone(request.ticket)
+            assert self.trials.closes is not None, "for this trial"
+            lane.enter_alone(request.ticket, self.trials.closes)
         else:
             await lane.acquire(request.ticket, returning=returning)
-        if request.lost_life is not None and request.lost_life is self._gate.life:
-            request.losses.survived()
-        request.lost_life = None
+        if request.lost_life is not None:
+            self._aftermath.clear_of_living(request)
+            request.lost_life = None
 
     def _stands_aside(self, request: LiveRequest) -> bool:
-        """Somebody else's trial is waiting for the engine to become free."""
-        return self.trials.closes_lane and not self.trials.is_alone(request)
+        """Somebody else's trial is waiting for its engine to become free."""
+        return request.life is not None and self.trials.closes == request.life.index and not self.trials.is_alone(request)
 
     def _make_room(self) -> None:
         """Take back what can be gone on with exactly."""
@@ -164,23 +161,19 @@ class Relay:
 
     # inside
 
-    def _capacity(self) -> int:
-        configured = self._config.admission.max_concurrent_decodes
-        publication = self._gate.view.publication
-        if configured or publication is None or publication.limits is None:
-            return configured or SLOTS_WHEN_UNKNOWN
-        return max(1, publication.limits.max_running)
+    def _space(self, engine: int) -> Space:
+        """What this one takes, by what it published and what is configured."""
+        limits, configured = self._doors.gates[engine].limits, self._config.admission
+        if limits is None:
+            return Space(configured.max_concurrent_decodes or SLOTS_WHEN_UNKNOWN)
+        capacity = configured.max_concurrent_decodes or max(1, limits.max_running)
+        return Space(capacity, int(limits.kv_tokens * configured.kv_fill), longest_prompt(limits))
 
-    def _pool_tokens(self) -> int:
-        publication = self._gate.view.publication
-        known = publication.limits.kv_tokens if publication is not None and publication.limits is not None else 0
-        return int(known * self._config.admission.kv_fill)
-
-    def _lane(self, memory: Memory) -> Lane:
+    def _lane(self, red_line: float) -> Lane:
         return Lane(
-            memory=memory,
+            new_memory=lambda: Memory(red_line),
             queue_size=self._config.admission.queue_size,
             queue_timeout_s=self._config.admission.queue_timeout_s,
             max_wait_s=self._config.resume.max_wait_s,
-            refused_while_closed=self._gate.refusal,
+            refused_while_closed=self._doors.refusal,
         )

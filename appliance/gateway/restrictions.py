@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from appliance.gateway.memory import Memory
+from appliance.gateway.memory import REASONS, Memory
 
 LEARNED_MAX = 8
 """Of the lengths that nobody has configured; the others are counted."""
@@ -13,11 +14,11 @@ _DONE = {"reject": "are refused", "pad": "are padded", "truncate": "are padded o
 _WAITED = {"red_line": "a card was over the red line", "headroom": "the headroom is less than their prefill takes"}
 
 
-def restrictions(memory: Memory, policy: str, configured: Sequence[int], learned: Mapping[int, str]) -> list[str]:
-    """None where there is nothing to say. `policy`: what is done with a length that does not go."""
+def restrictions(memories: Sequence[Memory], policy: str, configured: Sequence[int], learned: Mapping[int, str]) -> list[str]:
+    """None where there is nothing to say. `memories`: of the engines; `policy`: what is done with a length that does not go."""
     fused = of_lengths(policy, learned)
     more = [f"and {len(fused) - LEARNED_MAX} lengths more"] if len(fused) > LEARNED_MAX else []
-    return [*_of_memory(memory), *_of_configured(policy, configured), *fused[:LEARNED_MAX], *more]
+    return [*_of_memory(memories), *_of_configured(policy, configured), *fused[:LEARNED_MAX], *more]
 
 
 def of_lengths(policy: str, learned: Mapping[int, str]) -> list[str]:
@@ -26,10 +27,17 @@ def of_lengths(policy: str, learned: Mapping[int, str]) -> list[str]:
     return [f"prompts of exactly {tokens} tokens {done}, because {why}" for tokens, why in sorted(learned.items())] if done else []
 
 
-def _of_memory(memory: Memory) -> Iterator[str]:
-    if memory.sentence:
-        yield memory.sentence
-    waited = [f"{count} because {_WAITED[reason]}" for reason, count in sorted(memory.held_back.items()) if count]
+def held_back(memories: Iterable[Memory]) -> Counter[str]:
+    """Reason → requests that had to wait for memory, of all engines."""
+    total: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+    for memory in memories:
+        total.update(memory.held_back)
+    return total
+
+
+def _of_memory(memories: Sequence[Memory]) -> Iterator[str]:
+    yield from (memory.sentence for memory in memories if memory.sentence)
+    waited = [f"{count} because {_WAITED[reason]}" for reason, count in sorted(held_back(memories).items()) if count]
     if waited:
         yield f"requests that have waited for memory since the gateway started: {', '.join(waited)}"
 

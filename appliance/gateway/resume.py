@@ -16,6 +16,7 @@ import enum
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from appliance.core.launch import ContinuesBy
 from appliance.core.requests import Resumability
@@ -61,6 +62,13 @@ class Way(enum.Enum):
     """The body as it came; of the answer, what the client has is compared and swallowed."""
 
 
+class LifeName(NamedTuple):
+    """Which engine life: each of several engines counts its own generations."""
+
+    generation: int
+    replica: int = 0
+
+
 @dataclass(slots=True)
 class Losses:
     """The engines that one request has lost.
@@ -68,13 +76,13 @@ class Losses:
     Attributes:
         lives: all of them.
         fruitless: those in a row, up to now, since it last got further; died or not.
-        crashes: of these, the generations that died. (One in which it did get further, and died later, is the first.)
+        crashes: of these, the lives that died. (One in which it did get further, and died later, is the first.)
         chances: for each of these that died while it had nothing else, how likely it was to die then in any case.
     """
 
     lives: int = 0
     fruitless: int = 0
-    crashes: list[int] = field(default_factory=list)
+    crashes: list[LifeName] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
 
     def got_further(self) -> None:
@@ -87,16 +95,15 @@ class Losses:
         self.crashes.clear()
         self.chances.clear()
 
-    def add(self, generation: int) -> None:
+    def add(self, life: LifeName) -> None:
         """One more; it has died, as far as we know."""
         self.lives += 1
         self.fruitless += 1
-        self.crashes.append(generation)
+        self.crashes.append(life)
 
-    def survived(self) -> None:
-        """The last one did not die after all: a connection broke."""
-        if self.crashes:
-            self.crashes.pop()
+    def survived(self, life: LifeName) -> None:
+        """This one did not die after all: a connection broke."""
+        self.crashes = [crash for crash in self.crashes if crash != life]
 
     @property
     def suspected(self) -> bool:
@@ -145,19 +152,19 @@ class Death:
         served_s: how long it had served.
     """
 
-    generation: int
+    life: LifeName
     served_s: float
 
 
-def chance_of_death(deaths: Iterable[Death], own: Iterable[int], alone_s: float) -> float:
+def chance_of_death(deaths: Iterable[Death], own: Iterable[LifeName], alone_s: float) -> float:
     """How likely an engine is to die during a trial by what it also dies of without this request.
 
     Args:
         deaths: the last ones.
-        own: generations that died with this request; those say nothing about the others.
+        own: lives that ended with this request; those say nothing about the others.
     """
     known = list(deaths)
-    others = len([death for death in known if death.generation not in set(own)])
+    others = len([death for death in known if death.life not in set(own)])
     served_s = sum(death.served_s for death in known)
     return 1 - math.exp(-others / served_s * max(alone_s, TRIAL_S)) if others and served_s > 0 else 0.0
 

@@ -42,6 +42,8 @@ class Ticket:
         used_tokens: prompt and answer as they were, once the engine has said so.
         bypassed: grants to others while it was first and the KV pool too full for it.
         alone: it went in when nothing else ran, because it was held back for its memory.
+        conversation: balance.key_of its body, where there are several engines; 0: not known, or none.
+        replica: the engine whose slot it has, or had last.
     """
 
     order: int
@@ -56,6 +58,8 @@ class Ticket:
     used_tokens: int | None = None
     bypassed: int = 0
     alone: bool = False
+    conversation: int = 0
+    replica: int = 0
 
 
 LEVELS = 3

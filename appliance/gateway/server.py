@@ -25,11 +25,11 @@ from appliance.gateway.advisor import Advisor
 from appliance.gateway.app import App
 from appliance.gateway.connection import KEEP_ALIVE_S, ClientConnection, ConnectionPolicy
 from appliance.gateway.cors import Cors
+from appliance.gateway.doors import Doors
 from appliance.gateway.envelope import Refused
 from appliance.gateway.exposition import Exposition
 from appliance.gateway.files import Files
 from appliance.gateway.fuse import Fuse
-from appliance.gateway.gate import Gate
 from appliance.gateway.inflight import InflightTable, load_key
 from appliance.gateway.intake import Intake
 from appliance.gateway.lethal_lengths import LethalLengths
@@ -63,22 +63,22 @@ class Server:
         self._files = files
         self._control_path = run_dir / "control.sock"
         self._policy = ConnectionPolicy(gateway.header_timeout_s, gateway.write_timeout_s, gateway.disconnect_grace_s)
-        self._gate = Gate(self._moved)
+        self._doors = Doors(self._moved)
         metrics, inflight = Metrics(), InflightTable(load_key(state_dir))
         self._reporter = Reporter(AsyncControl(self._control_path), metrics.healthy_lengths)
         fused_s = config.resume.quarantine_ttl_s if config.admission.auto_fuse else 0.0
-        fuse = Fuse(config.admission, self._gate, metrics, LethalLengths(fused_s, asyncio.get_running_loop().time))
+        fuse = Fuse(config.admission, self._doors, metrics, LethalLengths(fused_s, asyncio.get_running_loop().time))
         self._reporter.advised = fuse.advise
-        self._relay = Relay(config, self._gate, fuse, inflight, self._reporter, metrics)
-        self._sources = Sources(self._gate, AsyncControl(self._control_path))
-        exposition = Exposition(metrics, files.fallback, self._gate, self._relay, fuse, inflight, self._policy, self._sources)
-        self._advisor = Advisor(AsyncControl(self._control_path), self._gate, self._relay.memory, fuse.advise, self._moved)
+        self._relay = Relay(config, self._doors, fuse, inflight, self._reporter, metrics)
+        self._sources = Sources(self._doors, AsyncControl(self._control_path))
+        exposition = Exposition(metrics, files.fallback, self._doors, self._relay, fuse, inflight, self._policy, self._sources)
+        self._advisor = Advisor(AsyncControl(self._control_path), self._doors, self._relay.slots.rooms, fuse.advise, self._moved)
         self._asker = AsyncControl(self._control_path)
-        pages = Pages(config, self._gate, self._relay, fuse, inflight, metrics, self._policy, exposition, self._asker)
+        pages = Pages(config, self._doors, self._relay, fuse, inflight, metrics, self._policy, exposition, self._asker)
         actions = Actions(self._asker, enabled=gateway.admin_actions)
         self._live = Live(AsyncControl(self._control_path), pages.status, Recent(metrics), self._relay, inflight, actions, self._policy)
         self._profiler = Profiler(state_dir, config.metrics.traffic_days, time.time)
-        reception = Reception(files.keys, config.admission, inflight, self._profiler, metrics)
+        reception = Reception(files.keys, config.admission, self._doors, inflight, self._profiler, metrics)
         cors = Cors(gateway.cors_origins)
         intake = Intake(gateway.max_body_bytes)
         app = App(cors, reception, fuse, files.fallback, intake, self._relay, pages, self._live, actions, inflight, self._reporter, metrics)
@@ -110,7 +110,7 @@ class Server:
             await self._drain()
             for task in beside:
                 task.cancel()
-        self._gate.stop()
+        self._doors.stop()
         self._reporter.close()
         self._sources.close()
         self._live.close()
@@ -146,10 +146,10 @@ class Server:
             try:
                 publications: AsyncIterator[Publication] = subscribe(self._control_path)
                 async for publication in publications:
-                    self._gate.publish(publication)
+                    self._doors.publish(publication)
                     pause_s = _RECONNECT_FIRST_S
             except ApplianceError as error:
-                self._gate.control_lost(error.message)
+                self._doors.control_lost(error.message)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RECONNECT_MAX_S)
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from appliance.control.client import AsyncControl
 from appliance.core.errors import ApplianceError
 from appliance.gateway import definitions as defined
+from appliance.gateway.advisor import replica_of
 from appliance.gateway.definitions import ENGINE_PREFIX, Definition
+from appliance.gateway.doors import Doors
 from appliance.gateway.envelope import Refused
-from appliance.gateway.gate import Gate
+from appliance.gateway.gate import Life
 from appliance.gateway.upstream import UpstreamLost
 
 log = logging.getLogger("gateway.sources")
@@ -73,8 +75,8 @@ _CARD_COLUMNS = (
 class Sources:
     """Asks both, at most once a second."""
 
-    def __init__(self, gate: Gate, control: AsyncControl) -> None:
-        self._gate = gate
+    def __init__(self, doors: Doors, control: AsyncControl) -> None:
+        self._doors = doors
         self._control = control
         self._asking: asyncio.Task[list[Metric]] | None = None
         self._asked_s = -KEPT_S
@@ -95,11 +97,13 @@ class Sources:
         self._control.close()
 
     async def _ask(self) -> list[Metric]:
-        engine, applianced = await asyncio.gather(self._engine(), self._applianced())
-        return [*engine, *applianced]
+        lives = [gate.life for gate in self._doors.gates]
+        *engines, applianced = await asyncio.gather(*(self._engine(life) for life in lives), self._applianced())
+        if self._doors.several:
+            return [*told_apart(engines), *applianced]
+        return [*engines[0], *applianced]
 
-    async def _engine(self) -> list[Metric]:
-        life = self._gate.life
+    async def _engine(self, life: Life | None) -> list[Metric]:
         page = None
         if life is not None:
             try:
@@ -114,10 +118,21 @@ class Sources:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 status = await self._control.ask("status")
-                return [*_of_status(status), *await self._cards(), await self._incidents(status.get("last_incident"))]
+                return [
+                    *self._engines_of(status),
+                    *_of_box(status),
+                    *await self._cards(),
+                    await self._incidents(status.get("last_incident")),
+                ]
         except (ApplianceError, TimeoutError) as error:
             log.debug("applianced's status: %s", error)
             return []
+
+    def _engines_of(self, status: dict[str, Any]) -> list[Metric]:
+        """What applianced says of each engine."""
+        if not self._doors.several:
+            return list(_of_engine(status))
+        return told_apart([list(_of_engine(replica_of(status, index))) for index in range(len(self._doors.gates))])
 
     async def _cards(self) -> list[Metric]:
         try:
@@ -154,7 +169,18 @@ def mapped(page: str) -> list[Metric]:
     return families
 
 
-def _of_status(status: dict[str, Any]) -> Iterable[Metric]:
+def told_apart(engines: Sequence[Sequence[Metric]]) -> list[Metric]:
+    """The families of several engines as one list, each series with its engine's index."""
+    together: dict[str, Metric] = {}
+    for index, families in enumerate(engines):
+        for family in families:
+            into = together.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                into.samples.append(sample._replace(labels={**sample.labels, defined.REPLICA: str(index)}))
+    return list(together.values())
+
+
+def _of_engine(status: dict[str, Any]) -> Iterable[Metric]:
     rung, rungs, restarts = status.get("rung"), status.get("rungs"), status.get("restarts")
     if isinstance(rung, dict) and isinstance(rung.get("index"), int):
         yield defined.ENGINE_RUNG.of(rung["index"])
@@ -163,6 +189,9 @@ def _of_status(status: dict[str, Any]) -> Iterable[Metric]:
         yield defined.ENGINE_RUNGS.of(rungs)
     if isinstance(restarts, int):
         yield defined.ENGINE_RESTARTS.of(restarts)
+
+
+def _of_box(status: dict[str, Any]) -> Iterable[Metric]:
     xids = status.get("xids")
     if isinstance(xids, dict):
         yield defined.GPU_XIDS.by_one(xids)

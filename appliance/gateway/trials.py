@@ -1,16 +1,19 @@
 """Suspects are tried alone: one at a time, when those who were there before them have been served, or OTHERS_MAX_S are over.
 
-For a trial the lane of slots is closed and runs empty. Answers that can be gone on with exactly are taken back from the
+For a trial an engine's slots are closed and run empty. Answers that can be gone on with exactly are taken back from the
 engine for that; the others are waited for, CLOSED_MAX_S at most, since newcomers wait too: then the trial is put off. The
 suspect has the engine to itself until it has got further than ever before (then it was not the cause), the engine dies
 (then it was), or ALONE_MAX_S are over.
+
+With several engines it is the one with the least to do, at once, and the others serve everybody meanwhile. While only one
+answers and another may come back, the trial waits for that, OTHERS_MAX_S at most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from appliance.gateway.envelope import Refused
@@ -34,17 +37,23 @@ class _Suspect:
 
 
 class Trials:
-    """Owns the suspects. `settle` is called when something has moved, and is to call `review` and to obey `closes_lane`."""
+    """Owns the suspects. `settle` is called when something has moved, and is to call `review` and to obey `closes`.
+
+    Attributes:
+        closes: the engine that nobody else may go to now; None: there is no trial.
+    """
 
     def __init__(
         self,
         inflight: Iterable[LiveRequest],
-        is_empty: Callable[[], bool],
+        in_use: Callable[[int], int],
         make_room: Callable[[], None],
         settle: Callable[[], None],
     ) -> None:
+        """`in_use`: slots of an engine; `make_room`: take back what can be taken back from the one that is closed."""
+        self.closes: int | None = None
         self._inflight = inflight
-        self._is_empty = is_empty
+        self._in_use = in_use
         self._make_room = make_room
         self._settle = settle
         self._loop = asyncio.get_running_loop()
@@ -52,7 +61,6 @@ class Trials:
         self._tried: set[LiveRequest] = set()
         self._alone: LiveRequest | None = None
         self._alone_since_s = 0.0
-        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
     def __bool__(self) -> bool:
@@ -62,11 +70,6 @@ class Trials:
     def waiting(self) -> int:
         """Suspects that have not been tried yet."""
         return len(self._suspects)
-
-    @property
-    def closes_lane(self) -> bool:
-        """Nobody else may go in now."""
-        return self._closed or self._alone is not None
 
     def is_alone(self, request: LiveRequest) -> bool:
         """No other request is with the engine."""
@@ -102,7 +105,7 @@ class Trials:
         if self._alone is not request:
             return None
         self._stop_timer()
-        self._alone = None
+        self._alone = self.closes = None
         return self._loop.time() - self._alone_since_s
 
     def clear(self, request: LiveRequest) -> None:
@@ -134,40 +137,50 @@ class Trials:
             if not suspect.admitted.done():
                 suspect.admitted.set_exception(refused())
 
-    def review(self, *, engine_serves: bool) -> None:
-        """Something has changed: may a trial begin, must the lane be closed for one?"""
+    def review(self, engines: Sequence[int], *, more_may_come: bool = False) -> None:
+        """Something has changed: may a trial begin, must an engine be closed for one? `engines`: those that answer, others may follow."""
         if self._alone is not None:
             return
-        ready = [suspect for suspect in self._suspects if not suspect.admitted.done()] if engine_serves else []
-        ready = [suspect for suspect in ready if self._others_served(suspect)]
+        ready = [suspect for suspect in self._suspects if not suspect.admitted.done()] if engines else []
+        ready = [suspect for suspect in ready if self._is_due(suspect, len(engines), more_may_come)]
         if not ready:
-            self._closed = False
-            self._stop_timer()
-        elif self._is_empty():
+            self._open_again()
+            return
+        if self.closes not in engines:
+            self._open_again()
+        where = self.closes if self.closes is not None else min(engines, key=self._in_use)
+        if not self._in_use(where):
             # Whoever came last before the first crash is the likeliest.
-            self._begin(max(ready, key=lambda suspect: suspect.request.order))
-        elif not self._closed:
-            self._closed = True
+            self._begin(max(ready, key=lambda suspect: suspect.request.order), where)
+        elif self.closes is None:
+            self.closes = where
             self._start_timer(CLOSED_MAX_S, self._put_off)
             self._make_room()
 
+    def _open_again(self) -> None:
+        self.closes = None
+        self._stop_timer()
+
+    def _is_due(self, suspect: _Suspect, engines: int, more_may_come: bool) -> bool:
+        if engines > 1 or self._loop.time() >= suspect.due_s:
+            return True
+        return not more_may_come and self._others_served(suspect)
+
     def _others_served(self, suspect: _Suspect) -> bool:
         """Those who have been tried are no others: where they can be taken back, the next trial need not wait for their end."""
-        if self._loop.time() >= suspect.due_s:
-            return True
         aside = self._tried.union(other.request for other in self._suspects)
         return all(request.order >= suspect.mark or not request.takes_slot or request in aside for request in self._inflight)
 
-    def _begin(self, suspect: _Suspect) -> None:
-        self._closed = False
+    def _begin(self, suspect: _Suspect, where: int) -> None:
+        self.closes = where
         self._alone = suspect.request
         self._alone_since_s = self._loop.time()
         suspect.admitted.set_result(True)
         self._start_timer(ALONE_MAX_S, lambda: self.clear(suspect.request))
 
     def _put_off(self) -> None:
-        """The lane does not run empty. Those who are in it now have to be served first, too."""
-        self._closed = False
+        """The engine does not run empty. Those who are in it now have to be served first, too."""
+        self.closes = None
         due_s = self._loop.time() + OTHERS_MAX_S
         for suspect in self._suspects:
             suspect.mark, suspect.due_s = next_order(), due_s

@@ -16,6 +16,7 @@ import pytest
 from appliance.core.states import EngineState
 from tests.fakes.scripted_appliance import GatewayProcess, free_port, gateway
 from tests.fakes.scripted_box import ScriptedBox, flight_since, incident
+from tests.fakes.scripted_replicas import replicas
 from tests.integration.gateway.test_keys import bearer, keys_file
 from tests.integration.page.conftest import NewTab, Tab
 from tests.integration.supervisor.harness import Applianced
@@ -107,6 +108,29 @@ async def test_slots_queue_ladder_budget_and_cards_are_there(run_dir: Path, new_
         await tab.shows("#queue-words", "Nobody waits")
         assert secret not in await tab.page.content()
         assert tab.faults == []
+
+
+async def test_each_of_several_engines_has_a_line(run_dir: Path, new_tab: NewTab) -> None:
+    """Its state, its slots and what it says; with one engine there is no such table."""
+    async with replicas(run_dir, max_running=4) as (running, scripted), new_tab() as tab:
+        body = {"do": "stream", "stream": True, "events": 600, "gap_s": 0.05}
+        async with running.connection() as one, running.connection() as two:
+            for connection in (one, two):
+                connection.send("POST", "/v1/chat/completions", body)
+            await opened(tab, running.port)
+            await tab.shows("#engines tbody tr:nth-child(1)", "1 of 4")
+            await tab.shows("#engines tbody tr:nth-child(2)", "1 of 4")
+            await tab.shows("#slots tbody", "1 of engine 0")
+            await scripted.engines[1].crash(reason=f"it died of SIGKILL {HOSTILE}")
+            await tab.shows("#engines tbody tr:nth-child(2)", f"it died of SIGKILL {HOSTILE}")
+            await tab.shows("#sentence", "1 of 2 engines serve; card 1: it died")
+            await tab.shows("#engines tbody tr:nth-child(1)", "serving")
+        assert await tab.page.locator("#engines tbody tr").count() == 2
+        assert tab.faults == []
+    async with boxed(run_dir) as (_, running), new_tab() as tab:
+        await opened(tab, running.port)
+        await tab.shows("#slots-words", "slots in use")
+        assert await tab.page.is_hidden("#engines")
 
 
 async def test_what_is_held_back_or_refused_is_said_and_why(run_dir: Path, new_tab: NewTab) -> None:

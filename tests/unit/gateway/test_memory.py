@@ -10,8 +10,9 @@ from appliance.core.publication import Publication
 from appliance.core.states import EngineState
 from appliance.core.units import GIB, MIB
 from appliance.gateway.advisor import Advisor, cards_of, plan_of
-from appliance.gateway.gate import Gate
+from appliance.gateway.doors import Doors
 from appliance.gateway.memory import LONG_TOKENS, CardUse, Memory, PrefillPlan
+from appliance.gateway.room import Room
 
 TOTAL = 24 * GIB
 PLAN = PrefillPlan(headroom_bytes=600 * MIB, peak_bytes=800 * MIB, chunk_tokens=4096)
@@ -119,17 +120,18 @@ class Oracle:
 
 async def test_whatever_applianced_says_the_gateway_goes_on() -> None:
     """Nothing of it may end the task: the gateway ends with it."""
-    gate = Gate(lambda: None)
-    gate.publish(Publication(EngineState.SERVING, 1, Endpoint(port=1), None, "serving", None))
+    doors = Doors(lambda: None)
+    doors.publish(Publication(EngineState.SERVING, 1, Endpoint(port=1), None, "serving", None))
+    (life,) = doors.lives()
     told: list[object] = []
     answers = [{"generation": 7}, {}, {"generation": 1, "rung": 3, "fused_lengths": 5}, {"cards": 5}, Unreachable("away")]
     memory, oracle = Memory(0.98), Oracle(*answers, {"cards": [3, {"used_bytes": [TOTAL], "total_bytes": TOTAL}]})
-    advisor = Advisor(oracle, gate, memory, told.append, lambda: None)  # type: ignore[arg-type]
+    advisor = Advisor(oracle, doors, [Room(memory)], told.append, lambda: None)  # type: ignore[arg-type]
     for _ in range(2):
-        await advisor._ask(1, new=True)
+        await advisor._ask(life, new=True)
     with pytest.raises(Unreachable):
-        await advisor._ask(1, new=False)
-    await advisor._ask(1, new=False)
+        await advisor._ask(life, new=False)
+    await advisor._ask(life, new=False)
     assert told == [None, 5]
     assert memory.over
-    gate.stop()
+    doors.stop()

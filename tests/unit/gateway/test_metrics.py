@@ -8,7 +8,7 @@ import pytest
 
 from appliance.gateway.definitions import Group
 from appliance.gateway.metrics import Distribution
-from appliance.gateway.sources import mapped
+from appliance.gateway.sources import mapped, told_apart
 
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -116,3 +116,16 @@ def test_a_distribution_counts_as_prometheus_does() -> None:
     distribution.observe(2.0, 3)
     samples = {sample.labels.get("le", sample.name): sample.value for sample in Group().histogram("d", "text").spread(distribution).samples}
     assert samples == {"1.0": 2, "5.0": 6, "+Inf": 7, "appliance_d_count": 7, "appliance_d_sum": 110.5}
+
+
+def test_several_engines_numbers_are_told_apart() -> None:
+    """One family each, with the engine's index at every series; who does not answer is missing."""
+    families = told_apart([mapped(NATIVE), mapped(VLLM), mapped("")])
+    assert len({family.name for family in families}) == len(families)
+    found = {(sample.name, sample.labels["replica"]): sample.value for family in families for sample in family.samples}
+    assert found["appliance_engine_running_requests", "0"] == 2
+    assert found["appliance_engine_running_requests", "1"] == 7
+    assert found["appliance_engine_something_new_total", "0"] == 7
+    assert {replica for _, replica in found} == {"0", "1"}
+    (kind,) = [family.type for family in families if family.name == "appliance_engine_something_new"]
+    assert kind == "counter"

@@ -9,14 +9,27 @@ import pytest
 from appliance.core.launch import ContinuesBy
 from appliance.core.requests import Resumability
 from appliance.gateway.quarantine import KEPT_MAX, SUSPICION_TTL_S, Quarantine
-from appliance.gateway.resume import LIVES_MAX, TRIAL_S, Death, Loss, Losses, Progress, Verdict, Way, after_loss, chance_of_death, way_on
+from appliance.gateway.resume import (
+    LIVES_MAX,
+    TRIAL_S,
+    Death,
+    LifeName,
+    Loss,
+    Losses,
+    Progress,
+    Verdict,
+    Way,
+    after_loss,
+    chance_of_death,
+    way_on,
+)
 
 REPLAY, CONTINUE, FAIL = Resumability.REPLAY, Resumability.CONTINUE, Resumability.FAIL
 
 
 def lost(*chances: float, fruitless: int = 1, crashes: int = 0, lives: int = 1) -> Losses:
     """A request that has lost so many; `chances`: of those that died alone with it."""
-    return Losses(lives, fruitless, list(range(crashes)), list(chances))
+    return Losses(lives, fruitless, list(map(LifeName, range(crashes))), list(chances))
 
 
 @pytest.mark.parametrize(
@@ -46,39 +59,41 @@ def test_a_request_that_gets_further_each_time_is_never_suspected() -> None:
     losses = Losses()
     for generation in range(LIVES_MAX):
         losses.got_further()
-        losses.add(generation)
+        losses.add(LifeName(generation))
         assert after_loss(Loss(CONTINUE, losses, 0.0), max_attempts=2, max_wait_s=300.0) is Verdict.AGAIN
-    assert losses.crashes == [LIVES_MAX - 1]
+    assert losses.crashes == [LifeName(LIVES_MAX - 1)]
 
 
 def test_a_poison_is_suspected_at_its_second_crash_wherever_it_kills() -> None:
     """It may get far in its first life; in the second it dies where it died."""
     losses = Losses()
     losses.got_further()
-    losses.add(1)
+    losses.add(LifeName(1))
     assert not losses.suspected
-    losses.add(2)
+    losses.add(LifeName(1, replica=1))
     assert losses.suspected
 
 
 def test_a_connection_that_broke_under_a_living_engine_is_no_crash() -> None:
     """It counts as an attempt and blames nobody."""
     losses = Losses()
-    losses.add(1)
-    losses.survived()
-    losses.add(1)
-    losses.survived()
-    assert (losses.fruitless, losses.crashes, losses.suspected) == (2, [], False)
+    losses.add(LifeName(1))
+    losses.survived(LifeName(1))
+    losses.add(LifeName(1))
+    losses.add(LifeName(1, replica=1))
+    losses.survived(LifeName(1))
+    assert (losses.fruitless, losses.crashes, losses.suspected) == (3, [LifeName(1, replica=1)], False)
 
 
 def test_the_chance_that_an_engine_dies_anyway() -> None:
     """By how often it died without this request, in the time that it served."""
-    deaths = [Death(1, 10.0), Death(2, 10.0), Death(3, 10.0), Death(4, 10.0)]
-    assert chance_of_death(deaths, [1, 2, 3, 4], 5.0) == 0.0
-    assert chance_of_death(deaths, [3, 4], 4.0) == pytest.approx(1 - math.exp(-2 / 40 * 4))
-    assert chance_of_death(deaths, [3, 4], 0.001) == pytest.approx(1 - math.exp(-2 / 40 * TRIAL_S))
-    assert chance_of_death(deaths, [3, 4], 1000.0) == pytest.approx(1.0)
-    assert chance_of_death([], [3, 4], 1000.0) == 0.0
+    one, two, three, four = lives = [LifeName(1), LifeName(2), LifeName(1, replica=1), LifeName(3)]
+    deaths = [Death(life, 10.0) for life in lives]
+    assert chance_of_death(deaths, [one, two, three, four], 5.0) == 0.0
+    assert chance_of_death(deaths, [three, four], 4.0) == pytest.approx(1 - math.exp(-2 / 40 * 4))
+    assert chance_of_death(deaths, [three, four], 0.001) == pytest.approx(1 - math.exp(-2 / 40 * TRIAL_S))
+    assert chance_of_death(deaths, [three, four], 1000.0) == pytest.approx(1.0)
+    assert chance_of_death([], [three, four], 1000.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -143,9 +158,9 @@ def test_suspicion_outlives_the_client() -> None:
     """Whoever comes back with the same body brings its crashes along, until it is answered or an hour is over."""
     clock = Clock()
     quarantine = Quarantine(600.0, clock)
-    quarantine.remember("abc", [1, 2])
-    quarantine.remember("xyz", [2])
-    assert quarantine.suspicion("abc") == (1, 2)
+    quarantine.remember("abc", [LifeName(1), LifeName(2)])
+    quarantine.remember("xyz", [LifeName(2)])
+    assert quarantine.suspicion("abc") == (LifeName(1), LifeName(2))
     quarantine.clear("abc")
     assert quarantine.suspicion("abc") == ()
     clock.now_s = SUSPICION_TTL_S

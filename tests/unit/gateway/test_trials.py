@@ -10,18 +10,19 @@ import pytest
 from appliance.gateway import trials as module
 from appliance.gateway.envelope import Refused
 from appliance.gateway.inflight import LiveRequest, next_order
+from appliance.gateway.resume import LifeName
 from appliance.gateway.schedule import Ticket
 from appliance.gateway.sse import Dialect
 from appliance.gateway.trials import Trials
 
 
-def request(*crashes: int, body: bytes = b"{}") -> LiveRequest:
+def request(*generations: int, body: bytes = b"{}") -> LiveRequest:
     """One that was with engines which died."""
     order = next_order()
     ticket = Ticket(order, f"r{order}")
     path = "/v1/completions"
     one = LiveRequest(f"r{order}", "POST", path, path.encode(), [], body, True, Dialect.OPENAI, 0.0, ticket)
-    one.losses.crashes.extend(crashes)
+    one.losses.crashes.extend(map(LifeName, generations))
     return one
 
 
@@ -33,13 +34,13 @@ class Court:
         self.with_engine: set[LiveRequest] = set()
         self.serves = True
         self.made_room = 0
-        self.trials = Trials(self.inflight, lambda: not self.with_engine, self._make_room, self.settle)
+        self.trials = Trials(self.inflight, lambda _: len(self.with_engine), self._make_room, self.settle)
 
     def _make_room(self) -> None:
         self.made_room += 1
 
     def settle(self) -> None:
-        self.trials.review(engine_serves=self.serves)
+        self.trials.review([0] if self.serves else [])
 
     def come(self, one: LiveRequest, *, running: bool = False) -> LiveRequest:
         """Accepted; perhaps with the engine."""
@@ -73,10 +74,10 @@ async def test_those_who_came_before_are_served_first() -> None:
     trial = court.suspect(one := request(1, 2))
     await turns()
     assert not trial.done()
-    assert not court.trials.closes_lane
+    assert court.trials.closes is None
     court.go(before)
     assert await trial is True
-    assert court.trials.closes_lane
+    assert court.trials.closes == 0
     assert court.trials.is_alone(one)
 
 
@@ -90,14 +91,14 @@ async def test_newcomers_wait_for_the_trial_and_go_in_behind_it() -> None:
     await turns()
     assert not other.done()
     court.trials.clear(one)
-    assert court.trials.closes_lane  # the next trial is due, and it does not wait for the end of the first one
+    assert court.trials.closes == 0  # the next trial is due, and it does not wait for the end of the first one
     assert court.made_room == 1
     court.with_engine.discard(one)
     court.settle()
     assert await other is True
     assert court.trials.leave(two) is not None
     court.go(two)
-    assert not court.trials.closes_lane
+    assert court.trials.closes is None
 
 
 async def test_whoever_came_last_is_tried_first() -> None:
@@ -149,8 +150,8 @@ async def test_a_lane_that_does_not_run_empty_is_opened_again(monkeypatch: pytes
     await turns()
     long = court.come(request(), running=True)
     court.go(before)
-    assert court.trials.closes_lane
-    await _within(lambda: not court.trials.closes_lane)
+    assert court.trials.closes == 0
+    await _within(lambda: court.trials.closes is None)
     assert not trial.done()
     court.go(long)
     assert await trial is True
@@ -163,8 +164,8 @@ async def test_others_who_are_never_done_are_not_waited_for(monkeypatch: pytest.
     endless = court.come(request(), running=True)
     trial = court.suspect(request(1, 2))
     await turns()
-    assert not court.trials.closes_lane
-    await _within(lambda: court.trials.closes_lane)
+    assert court.trials.closes is None
+    await _within(lambda: court.trials.closes == 0)
     court.with_engine.discard(endless)
     court.settle()
     assert await trial is True
@@ -177,7 +178,7 @@ async def test_patience_ends() -> None:
     with pytest.raises(Refused, match="2 engines died while they had this request"):
         await court.suspect(request(1, 2), patience_s=0.05)
     assert not court.trials
-    assert not court.trials.closes_lane
+    assert court.trials.closes is None
 
 
 async def test_a_client_that_leaves_takes_its_trial_along() -> None:
@@ -188,11 +189,11 @@ async def test_a_client_that_leaves_takes_its_trial_along() -> None:
     await turns()
     court.come(request(), running=True)
     court.go(before)
-    assert court.trials.closes_lane
+    assert court.trials.closes == 0
     trial.cancel()
     await asyncio.gather(trial, return_exceptions=True)
     assert not court.trials
-    assert not court.trials.closes_lane
+    assert court.trials.closes is None
 
 
 async def test_without_an_engine_nobody_is_tried() -> None:
@@ -213,5 +214,73 @@ async def test_a_trial_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     court = Court()
     one = request(1, 2)
     assert await court.suspect(one) is True
-    await _within(lambda: not court.trials.closes_lane)
+    await _within(lambda: court.trials.closes is None)
     assert not court.trials.is_alone(one)
+
+
+class Bench(Court):
+    """A court with several engines; whoever is with one is there by its index."""
+
+    def __init__(self, *engines: int) -> None:
+        super().__init__()
+        self.engines = list(engines)
+        self.more_may_come = False
+        self.busy = dict.fromkeys(engines, 0)
+        self.trials = Trials(self.inflight, lambda engine: self.busy[engine], self._make_room, self.settle)
+
+    def settle(self) -> None:
+        self.trials.review(self.engines, more_may_come=self.more_may_come)
+
+
+async def test_with_several_engines_a_trial_begins_at_once_where_least_is_to_do() -> None:
+    """The others serve everybody meanwhile, so nobody has to be served first."""
+    bench = Bench(0, 1, 2)
+    bench.busy = {0: 2, 1: 1, 2: 3}
+    bench.come(request())
+    trial = bench.suspect(one := request(1, 2))
+    await turns()
+    assert (bench.trials.closes, bench.made_room, trial.done()) == (1, 1, False)
+    bench.busy[1] = 0
+    bench.settle()
+    assert await trial is True
+    assert bench.trials.closes == 1
+    assert bench.trials.is_alone(one)
+    bench.trials.leave(one)
+    assert bench.trials.closes is None
+
+
+async def test_a_trial_waits_for_a_second_engine_that_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take the only one from everybody; but not for ever."""
+    monkeypatch.setattr(module, "OTHERS_MAX_S", 0.2)
+    bench = Bench(0, 1)
+    bench.engines, bench.more_may_come = [1], True
+    first = bench.suspect(request(1, 2))
+    await turns()
+    assert (first.done(), bench.trials.closes) == (False, None)
+    bench.engines = [0, 1]
+    bench.settle()
+    assert await first is True
+    assert bench.trials.closes == 0
+    bench.trials.refuse_all(lambda: Refused(503, "engine_parked", "a person is needed"))
+    late = Bench(0, 1)
+    late.engines, late.more_may_come = [1], True
+    second = late.suspect(request(1, 2))
+    await turns()
+    assert not second.done()
+    assert await asyncio.wait_for(second, 5.0) is True
+    assert late.trials.closes == 1
+
+
+async def test_an_engine_that_dies_before_its_trial_begins_is_replaced_by_another() -> None:
+    """The one that was to run empty is not there any more."""
+    bench = Bench(0, 1, 2)
+    bench.busy = {0: 1, 1: 2, 2: 3}
+    trial = bench.suspect(request(1, 2))
+    await turns()
+    assert bench.trials.closes == 0
+    bench.engines = [1, 2]
+    bench.settle()
+    assert bench.trials.closes == 1
+    bench.busy[1] = 0
+    bench.settle()
+    assert await trial is True
