@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLTokenizer
 
+from appliance.engine.closed_schema import closed
 from appliance.engine.messages import ConstraintFailed
 
 if TYPE_CHECKING:
@@ -38,15 +39,19 @@ class Grammars:
 
     def json(self, schema: Mapping[str, object]) -> str:
         """The grammar of JSON of this schema."""
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_WHITE_SPACE))
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), overrides=_WHITE_SPACE))
 
     def regex(self, pattern: str) -> str:
         """The grammar of texts that the pattern matches as a whole."""
         return str(LLMatcher.grammar_from_regex(pattern))
 
+    def choice(self, texts: Iterable[str]) -> str:
+        """The grammar of one of these texts."""
+        return str(LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, texts))}"))
+
     def framed(self, before: str, schema: Mapping[str, object], after: str, several: bool) -> str:
         """The grammar of JSON of this schema between two texts; of several such, a line break between them."""
-        inner = json.dumps({**schema, "x-guidance": _WHITE_SPACE})
+        inner = json.dumps({**closed(schema), "x-guidance": _WHITE_SPACE})
         more = ' ("\\n" one)*' if several else ""
         lark = f"start: one{more}\none: {json.dumps(before)} body {json.dumps(after)}\nbody: %json {inner}\n"
         return str(LLMatcher.grammar_from_lark(lark))

@@ -141,7 +141,7 @@ def _counter(read: Callable[[Fields, LoadedModel, None], Job]) -> Callable[[Fiel
     """The endpoint's own reader counts: the number cannot differ from what it would charge, nor a refusal from its own."""
 
     def count(fields: Fields, model: LoadedModel) -> Json:
-        return {"prompt_tokens": len(read(fields, model, None).request.prompt_ids)}
+        return {"prompt_tokens": read(fields, model, None).longest_prompt}
 
     return count
 

@@ -16,6 +16,7 @@ from appliance.engine.api.likelihood import ChatLogprobs, read_chat_logprobs
 from appliance.engine.api.parameters import MOST_ANSWERS, check_model, encode_prompt, fit, read_sampling
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.api.tools import CallReader, ToolCall, call_json, constrain_calls, read_calls, read_tools
+from appliance.engine.api.usage import StreamUsage, Tells, read_tells, usage
 from appliance.engine.messages import FinishReason, GenerateRequest
 from appliance.engine.template import TemplateRefused, open_ended
 
@@ -49,7 +50,7 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
             "tool_choice demands a call, response_format, regex or json_schema something else", "tool_choice", "invalid_value"
         )
     constrain = calls or constrain
-    stream, include_usage = read_stream(fields)
+    stream, tells = read_stream(fields)
     _refuse_unsupported(fields)
     fields.ignore(*IGNORED)
     fields.end()
@@ -59,11 +60,10 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
     request = GenerateRequest(ticket.request_id, prompt_ids, params, constraint=constrain())
 
     def shape(index: int) -> ChatShape:
-        return ChatShape(
-            ticket, model_id, include_usage, ChatLogprobs(model.text), index, CallReader(tools.parallel) if tools.told else None
-        )
+        calls = CallReader(tools.parallel) if tools.told else None
+        return ChatShape(ticket, model_id, StreamUsage(tells, len(prompt_ids)), ChatLogprobs(model.text), index, calls)
 
-    more = others_of(request, sampling.answers, ticket.seed, constrain)
+    more = others_of([request] * sampling.answers, ticket.seed, constrain)
     others = tuple((other, shape(index)) for index, other in enumerate(more, 1))
     return Job(ticket, request, sampling.stops, stream, shape(0), others)
 
@@ -199,16 +199,12 @@ def _refuse_tools(messages: Sequence[Mapping[str, object]]) -> None:
             raise bad_request(f"{where} of 'tool' calls: this model's chat template knows of none", where, "unsupported_content")
 
 
-def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """`stream`, and whether its last chunk reports the usage."""
+def read_stream(fields: Fields) -> tuple[bool, Tells]:
+    """`stream`, and what its chunks report of the usage."""
     stream = fields.flag("stream")
     if not stream and fields.value("stream_options") is not None:
         raise bad_request("stream_options needs stream=true", "stream_options", "invalid_value")
-    options = fields.nested("stream_options")
-    include_usage = options.flag("include_usage")
-    options.ignore("include_obfuscation")
-    options.end()
-    return stream, include_usage
+    return stream, read_tells(fields)
 
 
 def _refuse_unsupported(fields: Fields) -> None:
@@ -220,16 +216,6 @@ def _refuse_unsupported(fields: Fields) -> None:
         fields.only(name)
 
 
-def usage(ending: Ending) -> Json:
-    """OpenAI's usage object. The token that ended the answer is not counted: it is no part of it."""
-    return {
-        "prompt_tokens": ending.prompt_tokens,
-        "completion_tokens": ending.completion_tokens,
-        "total_tokens": ending.prompt_tokens + ending.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": ending.cached_tokens},
-    }
-
-
 class ChatShape(OpenAiEvents):
     """`chat.completion`, and its chunks: the role, the text, the finish reason, the usage if asked for."""
 
@@ -237,7 +223,7 @@ class ChatShape(OpenAiEvents):
         self,
         ticket: Ticket,
         model_id: str,
-        include_usage: bool,
+        tells: StreamUsage,
         logprobs: ChatLogprobs,
         index: int = 0,
         calls: CallReader | None = None,
@@ -245,7 +231,7 @@ class ChatShape(OpenAiEvents):
         """`calls` reads the calls out of what the model says; None: it was offered no tools."""
         created = int(ticket.created_s)
         self._frame: Json = {"id": ticket.request_id, "object": "chat.completion", "created": created, "model": model_id}
-        self._include_usage = include_usage
+        self._usage = tells
         self._logprobs = logprobs
         self._index = index
         self._calls = calls
@@ -267,6 +253,7 @@ class ChatShape(OpenAiEvents):
 
     def piece(self, piece: Piece) -> list[Json]:
         """New text and calls, if any are certain yet, and how likely the tokens were."""
+        self._usage.add(piece)
         logprobs = self._logprobs.of(piece)
         said, calls = (piece.text, []) if self._calls is None else self._calls.feed(piece.text)
         delta = self._delta(said, calls)
@@ -276,9 +263,8 @@ class ChatShape(OpenAiEvents):
         """The finish reason, with what was held back; and the usage in a chunk without choices."""
         said, calls = ("", []) if self._calls is None else self._calls.flush()
         chunks = [self._chunk(self._delta(said, calls), self._reason(ending))]
-        if self._include_usage:
-            chunks.append({**self._frame, "object": "chat.completion.chunk", "choices": [], "usage": usage(ending)})
-        return chunks
+        last = self._usage.at_end(ending)
+        return [*chunks, {**self._frame, "object": "chat.completion.chunk", **last}] if last else chunks
 
     def _delta(self, said: str, calls: list[ToolCall]) -> Json:
         delta: Json = {"content": said} if said else {}
@@ -296,5 +282,4 @@ class ChatShape(OpenAiEvents):
 
     def _chunk(self, delta: Json, finish_reason: str | None, logprobs: Json | None = None) -> Json:
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        chunk = {**self._frame, "object": "chat.completion.chunk", "choices": [choice]}
-        return {**chunk, "usage": None} if self._include_usage else chunk
+        return {**self._frame, "object": "chat.completion.chunk", "choices": [choice], **self._usage.of_chunk()}

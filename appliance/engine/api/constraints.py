@@ -1,4 +1,4 @@
-"""What an answer may say, as clients put it: `response_format`, `regex`, `json_schema`."""
+"""What an answer may say, as clients put it: `response_format`, `regex`, `json_schema`, `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from appliance.engine.api.errors import bad_request
-from appliance.engine.api.fields import Fields
+from appliance.engine.api.fields import Fields, check_text
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.messages import Constraint
 
@@ -27,14 +27,15 @@ def anything() -> Constraint | None:
 
 
 def read_constraint(fields: Fields, model: LoadedModel, *, response_format: bool = True) -> Constrain:
-    """OpenAI's `response_format`, SGLang's `regex` and `json_schema` (the latter as a string or an object); one of them.
+    """OpenAI's `response_format`, SGLang's `regex` and `json_schema` (the latter as a string or an object), vLLM's `structured_outputs`;
+    one of them.
 
     Raises:
         ApiError: 400: several, a wrong one, or one that cannot be followed.
     """
     asked: dict[str, Spelled] = {}
     if response_format:
-        asked |= _read_response_format(fields)
+        asked |= _read_response_format(fields) | _read_structured_outputs(fields)
     pattern = fields.text("regex")
     if pattern is not None:
         asked[fields.path("regex")] = lambda grammars: grammars.regex(pattern)
@@ -93,6 +94,49 @@ def _read_response_format(fields: Fields) -> dict[str, Spelled]:
         form.end()
         return {where: lambda grammars: grammars.json(schema)}
     raise bad_request(f"{where}.type={kind!r:.60} is none of text, json_object, json_schema", f"{where}.type", "invalid_value")
+
+
+def _read_structured_outputs(fields: Fields) -> dict[str, Spelled]:
+    """vLLM's object (from 0.11), and the fields that it had for the same before: JSON of a schema, a pattern, one of several texts."""
+    holder = fields.nested("structured_outputs")
+    asked = _read_kinds(holder, "") | _read_kinds(fields, "guided_")
+    for name, *neutral in (("grammar",), ("structural_tag",), ("whitespace_pattern",), ("disable_any_whitespace", False)):
+        holder.only(name, *neutral)
+    holder.only("disable_additional_properties", False)
+    holder.end()
+    for name in ("guided_grammar", "guided_whitespace_pattern"):
+        fields.only(name)
+    fields.ignore("guided_decoding_backend")
+    return asked
+
+
+def _read_kinds(fields: Fields, prefix: str) -> dict[str, Spelled]:
+    asked: dict[str, Spelled] = {}
+    schema = fields.value(f"{prefix}json")
+    if fields.flag(f"{prefix}json_object"):
+        asked[fields.path(f"{prefix}json_object")] = lambda grammars: grammars.json({"type": "object"})
+    if schema is not None:
+        wanted = _parsed(schema, fields.path(f"{prefix}json"))
+        asked[fields.path(f"{prefix}json")] = lambda grammars: grammars.json(wanted)
+    pattern = fields.text(f"{prefix}regex")
+    if pattern is not None:
+        asked[fields.path(f"{prefix}regex")] = lambda grammars: grammars.regex(pattern)
+    texts = _read_choice(fields, f"{prefix}choice")
+    if texts:
+        asked[fields.path(f"{prefix}choice")] = lambda grammars: grammars.choice(texts)
+    return asked
+
+
+def _read_choice(fields: Fields, name: str) -> tuple[str, ...]:
+    items = fields.items(name)
+    if items is None:
+        return ()
+    texts = tuple(check_text(item, fields.path(name)) for item in items if isinstance(item, str) and item)
+    if not texts or len(texts) < len(items):
+        raise bad_request(
+            f"{fields.path(name)} must be a list of texts to choose from, none of them empty", fields.path(name), "invalid_value"
+        )
+    return texts
 
 
 def _parsed(value: object, where: str) -> Mapping[str, object]:

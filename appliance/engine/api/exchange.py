@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -80,6 +80,7 @@ class Job:
 
     Attributes:
         others: where several answers are wanted, all but the first.
+        prompts: how many different ones these answer, each as often as the others.
     """
 
     ticket: Ticket
@@ -88,6 +89,12 @@ class Job:
     stream: bool
     shape: Shape
     others: tuple[tuple[GenerateRequest, Shape], ...] = ()
+    prompts: int = 1
+
+    @property
+    def longest_prompt(self) -> int:
+        """In tokens."""
+        return max(len(request.prompt_ids) for request in (self.request, *(other for other, _ in self.others)))
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -95,8 +102,8 @@ class Job:
         return self.shape, *(shape for _, shape in self.others)
 
 
-def others_of(request: GenerateRequest, count: int, seed: int, constrain: Constrain) -> list[GenerateRequest]:
-    """Requests for `count` answers but the first: each with its own seed, which follows from the first one's."""
+def others_of(requests: Sequence[GenerateRequest], seed: int, constrain: Constrain) -> list[GenerateRequest]:
+    """All but the first, made different: each with an id and a seed of its own, which follow from the first one's."""
     return [
         replace(
             request,
@@ -104,7 +111,7 @@ def others_of(request: GenerateRequest, count: int, seed: int, constrain: Constr
             sampling=replace(request.sampling, seed=(seed + index) % 2**63),
             constraint=constrain(),
         )
-        for index in range(1, count)
+        for index, request in enumerate(requests[1:], 1)
     ]
 
 

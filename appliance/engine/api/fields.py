@@ -151,12 +151,14 @@ class Fields:
         self._read.update(names)
 
     def end(self) -> None:
-        """Refuse what nobody read.
+        """Refuse what nobody read and somebody wants.
 
         Raises:
             ApiError: 400 with the unknown field's name and the nearest known one.
         """
         for name in self._values.keys() - self._read:
+            if self._values[name] is None:
+                continue  # SGLang's load generator has fields of features that it does not use
             near = difflib.get_close_matches(name, self._read, n=1)
             cure = f"did you mean {near[0]}?" if near else "leave it out"
             path = self.path(_SHORT.repr(name)[1:-1])

@@ -27,7 +27,8 @@ def read_generate(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> 
     constrain = read_constraint(parameters, model, response_format=False)
     parameters.end()
     stream = fields.flag("stream")
-    fields.only("return_logprob", False)
+    for name, neutral in (("return_logprob", False), ("logprob_start_len", -1), ("top_logprobs_num", 0), ("return_routed_experts", False)):
+        fields.only(name, neutral)
     rid = fields.text("rid")
     text, input_ids = fields.text("text"), fields.token_ids("input_ids", model.text.vocabulary)
     fields.end()

@@ -15,7 +15,9 @@ MOST_STOPS = 4
 MOST_STOP_CHARS = 1000
 MOST_BIASES = 1024
 MOST_ANSWERS = 16
-"""Of one request."""
+"""To one prompt."""
+MOST_CHOICES = 32
+"""Of one request: answers to all of its prompts."""
 MOST_LOGPROBS = 20
 _INT64 = 2**63
 _ANY_COUNT = 10**18

@@ -1,4 +1,4 @@
-"""Several answers to one prompt (`n`): each a sequence of its own, told as choices of one answer."""
+"""Several answers to one request (`n`, several prompts): each a sequence of its own, told as choices of one answer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from appliance.engine.api.exchange import Job, Json
 from appliance.engine.api.generation import Ending, Generation, GenerationFailed, Piece, joined
 
 
-def together(endings: Sequence[Ending]) -> Ending:
-    """For the usage: the prompt counts once, the answers all."""
-    return replace(endings[0], completion_tokens=sum(ending.completion_tokens for ending in endings))
+def together(endings: Sequence[Ending], prompts: int) -> Ending:
+    """For the usage: each prompt counts once, the answers all."""
+    firsts = endings[:: len(endings) // prompts]
+    return replace(
+        endings[0],
+        prompt_tokens=sum(ending.prompt_tokens for ending in firsts),
+        cached_tokens=sum(ending.cached_tokens for ending in firsts),
+        completion_tokens=sum(ending.completion_tokens for ending in endings),
+    )
 
 
 async def whole(job: Job, generations: Sequence[Generation]) -> Json:
@@ -25,7 +31,7 @@ async def whole(job: Job, generations: Sequence[Generation]) -> Json:
     endings = [generation.ending() for generation in generations]
     answers = [shape.whole(piece, ending) for shape, piece, ending in zip(job.shapes, pieces, endings, strict=True)]
     choices = [choice for answer in answers for choice in answer["choices"]]
-    return {**job.shape.whole(Piece("", ()), together(endings)), "choices": choices}
+    return {**job.shape.whole(Piece("", ()), together(endings, job.prompts)), "choices": choices}
 
 
 async def _all_of(generation: Generation) -> Piece:
@@ -61,7 +67,7 @@ async def events(job: Job, generations: Sequence[Generation]) -> AsyncIterator[b
     finally:
         for pump in pumps:
             pump.cancel()
-    for value in job.shape.end(together([generation.ending() for generation in generations]))[1:]:
+    for value in job.shape.end(together([generation.ending() for generation in generations], job.prompts))[1:]:
         yield job.shape.encode(value)
     yield job.shape.last
 

@@ -67,6 +67,27 @@ async def test_openai_client_chat_stream(folder: Path) -> None:
         assert all(chunk.choices and chunk.usage is None for chunk in plain)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stream_that_counts_as_it_goes(folder: Path, path: str) -> None:
+    """vLLM's `continuous_usage_stats`, which guidellm sends: each chunk has the counts so far, and the last one those of a whole answer."""
+    async with saying(folder) as one:
+        asked = {"messages": HELLO} if path.startswith("/v1/chat") else {"prompt": "quick brown"}
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        events = (await one.post(path, {**asked, "stream": True, "stream_options": options})).events
+        assert events.pop() == "[DONE]"
+        whole = (await one.post(path, asked)).json["usage"]
+        alone = (await one.post(path, {**asked, "stream": True, "stream_options": {"continuous_usage_stats": True}})).events
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 3
+    assert all(one["usage"]["prompt_tokens"] == whole["prompt_tokens"] for one in events)
+    assert all(one["usage"]["total_tokens"] == one["usage"]["prompt_tokens"] + one["usage"]["completion_tokens"] for one in events)
+    assert {name: events[-1]["usage"][name] for name in ("completion_tokens", "total_tokens")} == {
+        name: whole[name] for name in ("completion_tokens", "total_tokens")
+    }
+    assert all("usage" not in event for event in alone[:-1])
+
+
 async def test_openai_client_completions(folder: Path) -> None:
     """Completions whole and streamed, from a text and from token ids."""
     async with saying(folder) as one:

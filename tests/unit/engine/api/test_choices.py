@@ -64,6 +64,26 @@ async def test_several_answers_stream_beside_each_other(folder: Path) -> None:
         assert chunks[-1].choices == []
 
 
+async def test_several_prompts_are_answered_in_their_order(folder: Path) -> None:
+    """A list of texts, as langchain's batches and evaluation harnesses send it: n choices a prompt; each prompt counts once."""
+    async with served(each_its_own(ModelText(folder)), folder) as one:
+        client, prompts = client_of(one), ["Hello", "Hello there"]
+        answer = await client.completions.create(model="tiny", prompt=prompts, seed=7)
+        assert [(choice.index, choice.text) for choice in answer.choices] == list(enumerate(SAID[:2]))
+        lengths = [len(request.prompt_ids) for request in one.engine.submitted]
+        assert lengths[0] < lengths[1]
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == sum(lengths)
+        twice = await client.completions.create(model="tiny", prompt=[[5, 6], [5, 6, 7]], n=2, seed=7)
+        assert [request.prompt_ids for request in one.engine.submitted[2:]] == [(5, 6), (5, 6), (5, 6, 7), (5, 6, 7)]
+        assert len(twice.choices) == 4
+        assert twice.usage is not None
+        assert twice.usage.prompt_tokens == 5
+        pieces = [piece async for piece in await client.completions.create(model="tiny", prompt=prompts, seed=7, stream=True)]
+        for index, said in enumerate(SAID[:2]):
+            assert "".join(piece.choices[0].text for piece in pieces if piece.choices[0].index == index) == said
+
+
 async def test_several_answers_end_together_when_one_fails_or_the_client_goes(folder: Path) -> None:
     """An error instead of half an answer; nobody computes for a client that is gone."""
     async with served(each_its_own(ModelText(folder)), folder) as one:

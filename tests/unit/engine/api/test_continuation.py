@@ -79,6 +79,7 @@ def without_time(events: list[Any]) -> list[Any]:
 CASES = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_options": {"include_usage": True}}),
     ("/v1/completions", {"prompt": "x", "stream": True}),
+    ("/v1/completions", {"prompt": "x", "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
     ("/v1/completions", {"prompt": "x", "stream": True, "stop": ["then st", "zzz"], "stream_options": {"include_usage": True}}),
     ("/v1/completions", {"prompt": "x", "stream": True, "stop": "stop.!", "max_tokens": 9}),
     ("/generate", {"text": "x", "stream": True, "rid": "mine", "sampling_params": {"stop": "stop.!"}}),

@@ -102,6 +102,10 @@ BAD: list[tuple[tuple[str, Any], int, str | None, str]] = [
     (chat(regex="(a"), 400, "regex", "unclosed group"),
     (chat(json_schema="{"), 400, "json_schema", "is no JSON"),
     (chat(regex="a" * 300_000), 400, "regex", "at most 262144"),
+    (chat(structured_outputs={"grammar": "root ::= x"}), 400, "structured_outputs.grammar", "not supported"),
+    (chat(structured_outputs={"regex": "a", "json": {}}), 400, "structured_outputs.regex", "contradict each other"),
+    (chat(structured_outputs={"choices": ["a"]}), 400, "structured_outputs.choices", "did you mean choice?"),
+    (chat(guided_choice=[]), 400, "guided_choice", "a list of texts to choose from"),
     (chat(presence_penalty=2.5), 400, "presence_penalty", "2.5 is out of range: it must be at most 2"),
     (chat(frequency_penalty="1"), 400, "frequency_penalty", "must be a number"),
     (chat(repetition_penalty=0), 400, "repetition_penalty", "at least 0.01"),
@@ -118,7 +122,9 @@ BAD: list[tuple[tuple[str, Any], int, str | None, str]] = [
     ((TEXT, {}), 400, "prompt", "a text or a list"),
     ((TEXT, {"prompt": ""}), 400, "prompt", "is empty"),
     ((TEXT, {"prompt": []}), 400, "prompt", "at least one token id"),
-    ((TEXT, {"prompt": ["a", "b"]}), 400, "prompt", "holds 2 prompts"),
+    ((TEXT, {"prompt": ["a"] * 17, "n": 2}), 400, "prompt", "holds 17 prompts with n=2: 34 answers; one request gets at most 32"),
+    ((TEXT, {"prompt": ["a", 5]}), 400, "prompt[1]", "must be a text or a list"),
+    ((TEXT, {"prompt": ["a", ""]}), 400, "prompt[1]", "is empty"),
     ((TEXT, {"prompt": [1, "a"]}), 400, "prompt", "prompt[1] must be a token id, not a string"),
     ((TEXT, {"prompt": [-1]}), 400, "prompt", "prompt[0]=-1 is no token id"),
     ((TEXT, {"prompt": [True]}), 400, "prompt", "a boolean"),
@@ -174,12 +180,23 @@ async def test_neutral_values_are_not_refused(folder: Path) -> None:
         "n": 1, "logprobs": False, "top_logprobs": 0, "presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "tools": [],
         "tool_choice": "auto", "response_format": {"type": "text"}, "user": "me", "metadata": {"a": 1}, "store": False, "stop": None,
         "max_tokens": 1, "max_completion_tokens": 1, "seed": None, "stream": False, "service_tier": "auto", "parallel_tool_calls": True,
-        "repetition_penalty": 1.0, "model": None, "temperature": 0, "top_p": 1,
+        "repetition_penalty": 1.0, "model": None, "temperature": 0, "top_p": 1, "of_another_engine": None,
     }  # fmt: skip
     message = {"role": "user", "content": "x", "name": "me", "tool_calls": None, "refusal": None, "annotations": [], "audio": None}
     async with served(ScriptedEngine(), folder) as one:
         answer = await one.post(CHAT, {"messages": [message], **neutral})
         assert answer.status == 200, answer.body
+
+
+async def test_what_sglangs_load_generator_sends_is_not_refused(folder: Path) -> None:
+    """`bench_serving --backend sglang` (0.5.23) names all that SGLang could return beside a text, and asks for none of it."""
+    sampling = {"temperature": 0.0, "max_new_tokens": 2, "ignore_eos": True}
+    nothing = {"lora_path": None, "return_logprob": False, "return_routed_experts": False, "logprob_start_len": -1}
+    async with served(ScriptedEngine(), folder) as one:
+        answer = await one.post(IDS, {"input_ids": [1], "sampling_params": sampling, "stream": True, **nothing})
+        assert answer.status == 200, answer.body
+        wants = await one.post(IDS, {"input_ids": [1], "logprob_start_len": 0})
+        assert check_envelope(wants)["param"] == "logprob_start_len"
 
 
 async def test_sizes(folder: Path) -> None:
