@@ -9,8 +9,8 @@ from typing import Any
 from appliance.gateway.accounting import Account
 from appliance.gateway.connection import ClientConnection
 from appliance.gateway.envelope import Refused
-from appliance.gateway.headers import Headers
-from appliance.gateway.sse import WAITING_COMMENT, Dialect, error_event
+from appliance.gateway.headers import Headers, value_of
+from appliance.gateway.sse import BLANK, WAITING_COMMENT, Dialect, error_event, is_read_by_hand
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -31,6 +31,7 @@ class Client:
         events: it was promised server-sent events.
         account: of what the engine answers; None while there is nothing to account for.
         extra: headers of the gateway's own, on whatever is answered.
+        takes_comments: else they would be lost on it, and with them parts of its answer.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Client:
         "outcome",
         "request_id",
         "status",
+        "takes_comments",
     )
 
     def __init__(self, send: Send, connection: ClientConnection, request_id: str) -> None:
@@ -57,6 +59,7 @@ class Client:
         self._http_version = connection.scope["http_version"]
         self.connection = connection
         self.request_id = request_id
+        self.takes_comments = not is_read_by_hand(value_of(connection.scope["headers"], b"user-agent"))
         self._timer: asyncio.TimerHandle | None = None
         self._commenting: asyncio.Task[None] | None = None
         self._comment = WAITING_COMMENT
@@ -157,7 +160,8 @@ class Client:
             self.events = True
             await self._start(200, _STREAM_HEADERS)
         self._wrote_s = self._loop.time()
-        await self._send({"type": "http.response.body", "body": self._comment, "more_body": True})
+        body = self._comment if self.takes_comments else BLANK
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     def _stop_commenting(self) -> None:
         if self._commenting is not None:

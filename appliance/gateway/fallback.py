@@ -145,7 +145,7 @@ class Fallback:
 
     async def _pass_events(self, request: LiveRequest, client: Client, connection: Connection, place: Place) -> None:
         framer, mark = sse.Framer(), _mark(place)
-        if client.status:  # comments have begun its stream, and its head is out
+        if client.status and client.takes_comments:  # they have begun its stream, and its head is out
             await client.write(b": %s: %s\n\n" % mark)
         client.extra.append(mark)
         await client.begin(200, [*_content_type(connection), UNBUFFERED, (b"cache-control", b"no-cache")])

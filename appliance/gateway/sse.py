@@ -16,6 +16,8 @@ from appliance.gateway.envelope import Refused
 
 WAITING_COMMENT = b": waiting\n\n"
 RESTARTING_COMMENT = b": restarting engine\n\n"
+BLANK = b"\n\n"
+"""Means nothing to anybody: for clients that cannot be told a comment."""
 EVENT_MAX_BYTES = 4 * 1024**2
 """A single event larger than this is passed on in pieces: our memory is bounded, its end can no longer be guarded."""
 _OPENAI_PATHS = frozenset({"/generate", "/v1/chat/completions", "/v1/completions"})
@@ -33,6 +35,16 @@ _PRELUDE_TYPES = frozenset(
 )
 
 _FAILURE = re.compile(rb'data: \{"error".*"code": ?5\d\d\b')
+
+
+def is_read_by_hand(user_agent: bytes | None) -> bool:
+    """Whether this client's HTTP library knows nothing of events, so that a program reads them that often takes all it finds for data.
+
+    aiohttp is what the load generators of vLLM and SGLang are written with. vLLM's (0.10 to 0.33, endpoint_request_func.py) strips each
+    packet: a comment that comes alone stays in front of the next event, and all of them are lost up to one that has company. SGLang's
+    (0.5.23, benchmark/serving.py) takes each line for JSON.
+    """
+    return user_agent is not None and b"aiohttp/" in user_agent
 
 
 class Dialect(enum.Enum):

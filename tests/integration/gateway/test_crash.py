@@ -349,6 +349,24 @@ async def test_a_long_wait_is_filled_with_comments(run_dir: Path) -> None:
     assert json.loads(answers[2].events()[0])["error"]["message"] == "too long"
 
 
+async def test_a_client_that_reads_by_hand_is_kept_waiting_with_empty_lines(run_dir: Path) -> None:
+    """What is written with aiohttp (vLLM's and SGLang's load generators) loses events over a comment: neither a long wait nor a crash
+    gives it one. An answer has its events and nothing else."""
+    by_hand = "Python/3.11 aiohttp/3.13.2"
+    body = {"do": "stream", "stream": True, "events": 3, "gap_s": 0.3, "delay_s": 5.6, "temperature": 0}
+    async with appliance(run_dir) as (running, scripted):
+        asked = asyncio.ensure_future(running.ask("POST", "/v1/chat/completions", body, user_agent=by_hand))
+        await _in_flight(running, 1)
+        await asyncio.sleep(5.3)  # it has been told that it waits
+        await scripted.crash()
+        await scripted.start_engine()
+        answer = await asked
+    assert answer.status == 200
+    assert answer.body.startswith(b"\n\n")
+    assert [line for line in answer.body.split(b"\n") if line and not line.startswith(b"data: ")] == []
+    assert len(answer.events()) == 4
+
+
 async def _until_health(running: GatewayProcess, status: int) -> Answer:
     due_s = time.monotonic() + 20
     while (answer := await running.ask("GET", "/health")).status != status:

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.gateway.envelope import Refused
-from appliance.gateway.sse import EVENT_MAX_BYTES, Dialect, Framer, as_events, dialect_of, error_event, is_engine_failure, is_prelude
+from appliance.gateway.sse import (
+    EVENT_MAX_BYTES,
+    Dialect,
+    Framer,
+    as_events,
+    dialect_of,
+    error_event,
+    is_engine_failure,
+    is_prelude,
+    is_read_by_hand,
+)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -152,3 +162,19 @@ def test_the_path_says_the_dialect() -> None:
 def test_an_engines_own_failure_is_told_from_a_clients(event: bytes, fails: bool) -> None:
     """SGLang and vLLM number theirs as HTTP does; what a model writes is never one."""
     assert is_engine_failure(chat(content="a") + event + b"\n\n") is fails
+
+
+@pytest.mark.parametrize(
+    ("user_agent", "by_hand"),
+    [
+        (b"Python/3.11 aiohttp/3.13.2", True),
+        (b"OpenAI/Python 3.51.0", False),
+        (b"AsyncOpenAI/Python 3.51.0", False),
+        (b"curl/7.88.1", False),
+        (b"", False),
+        (None, False),
+    ],
+)
+def test_who_cannot_be_told_a_comment(user_agent: bytes | None, by_hand: bool) -> None:
+    """Programs on aiohttp, which knows nothing of events; not those of whom nothing is known."""
+    assert is_read_by_hand(user_agent) is by_hand
