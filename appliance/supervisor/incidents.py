@@ -30,6 +30,10 @@ KEEP_EVENTS = 10_000
 UNSAVED_MAX = 200
 CLOSE_TIMEOUT_S = 5.0
 TRY_AGAIN_S = 2.0
+CACHE_KIB = 256
+"""Of pages. What is written is seldom read, and applianced is to stay small."""
+ARGUMENTS_MAX = 100
+"""An even number; SQLite's functions take 127, the document being one."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS memory (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS incidents (incident_id TEXT PRIMARY KEY, time_s REAL NOT NULL, cause TEXT NOT NULL, document TEXT NOT NULL);
@@ -107,32 +111,18 @@ class IncidentStore:
     def amend(self, incident_id: str, **fields: Any) -> None:
         """Fields of an incident that were not known yet when it was recorded, as JSON."""
 
-        def update(db: sqlite3.Connection) -> None:
-            row = db.execute("SELECT document FROM incidents WHERE incident_id = ?", (incident_id,)).fetchone()
-            if row is not None:
-                document = json.loads(row[0]) | fields
-                db.execute("UPDATE incidents SET document = ? WHERE incident_id = ?", (json.dumps(document), incident_id))
-
         with self._unsaved_lock:
             if incident_id in self._unsaved:
                 self._unsaved[incident_id] |= fields
-        self._write(update)
+        self._put(incident_id, "json_set", [(f"$.{name}", value) for name, value in fields.items()])
 
     def add_evidence(self, incident_id: str, evidence: Sequence[Evidence]) -> None:
         """What was found after the record was made."""
         items = [to_json(item) for item in evidence]
-
-        def update(db: sqlite3.Connection) -> None:
-            row = db.execute("SELECT document FROM incidents WHERE incident_id = ?", (incident_id,)).fetchone()
-            if row is not None:
-                document = json.loads(row[0])
-                document["evidence"] += items
-                db.execute("UPDATE incidents SET document = ? WHERE incident_id = ?", (json.dumps(document), incident_id))
-
         with self._unsaved_lock:
             if incident_id in self._unsaved:
                 self._unsaved[incident_id]["evidence"] = [*self._unsaved[incident_id]["evidence"], *items]
-        self._write(update)
+        self._put(incident_id, "json_insert", [("$.evidence[#]", item) for item in items])
 
     def note(self, kind: str, text: str) -> None:
         """An event for the record: a state entered, a request obeyed."""
@@ -199,6 +189,18 @@ class IncidentStore:
                 self._unsaved.pop(incident_id, None)
 
         self._write(insert, saved)
+
+    def _put(self, incident_id: str, function: str, values: Sequence[tuple[str, Any]]) -> None:
+        """Into a document, by one of SQLite's functions: a hundred kilobytes of evidence do not become objects for one more field."""
+        arguments = [argument for path, value in values for argument in (path, json.dumps(value))]
+
+        def update(db: sqlite3.Connection) -> None:
+            for start in range(0, len(arguments), ARGUMENTS_MAX):
+                some = arguments[start : start + ARGUMENTS_MAX]
+                changed = f"{function}(document{', ?, json(?)' * (len(some) // 2)})"
+                db.execute(f"UPDATE incidents SET document = {changed} WHERE incident_id = ?", (*some, incident_id))
+
+        self._write(update)
 
     def _write(self, write: _Write, done: Callable[[], object] = lambda: None) -> None:
         def write_and_tell(db: sqlite3.Connection) -> None:
@@ -278,6 +280,7 @@ def _prepared(path: Path) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise OSError(f"it was made by a newer version ({version} > {VERSION})")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.executescript(_SCHEMA)

@@ -43,6 +43,8 @@ KEPT_LAST = 20
 FLAT_BYTES = 5 * 2**20
 EARLY_SHARE = 0.35
 """Of the time, in which applianced may be restarted; its memory is compared over the rest."""
+LISTED = 20
+"""Incidents asked for after a fault: more than one makes. Hundreds of documents each second would be this script's load, no box's."""
 SERVING = ("serving", "degraded")
 TWO_STEPS = {("draining", "planning"), ("draining", "waiting_for_gpu"), ("serving", "stopped"), ("degraded", "stopped")}
 """Two legal moves in one turn of the loop."""
@@ -135,7 +137,7 @@ class Chaos:
     def ask_incidents(self) -> list[dict[str, Any]]:
         """While applianced is restarted, nobody answers."""
         self.rig.applianced.wait_state(*(state.value for state in EngineState))
-        incidents: list[dict[str, Any]] = self.rig.applianced.ask("incidents", limit=1000)["incidents"]
+        incidents: list[dict[str, Any]] = self.rig.applianced.ask("incidents", limit=LISTED)["incidents"]
         return incidents
 
     def settle(self) -> None:

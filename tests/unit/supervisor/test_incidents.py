@@ -91,6 +91,36 @@ def test_a_list_does_not_bring_the_evidence_into_memory(tmp_path: Path) -> None:
     assert peak_bytes < 2**20, f"{peak_bytes} bytes for a list"
 
 
+def test_much_evidence_is_added_in_order(tmp_path: Path) -> None:
+    """A stack dump has more lines than a function of SQLite has arguments."""
+    incident = make_incident(1)
+    lines = [Evidence(Source.ENGINE_LOG, f"frame {number}", float(number)) for number in range(170)]
+    with opened(tmp_path) as store:
+        store.record(incident)
+        store.flush()
+        store.add_evidence(incident.incident_id, lines)
+        store.flush()
+        document = store.one(incident.incident_id)
+    assert document is not None
+    assert incident_from_json(document).evidence == (*incident.evidence, *lines)
+
+
+def test_adding_evidence_does_not_bring_the_document_into_memory(tmp_path: Path) -> None:
+    """A quarter of an hour of samples and a hundred kilobytes of lines would become objects for one line more."""
+    incident = make_incident(1)
+    with opened(tmp_path) as store:
+        store.record(incident)
+        store.amend(incident.incident_id, flight={"time_s": [float(number) for number in range(50_000)]})
+        store.flush()
+        tracemalloc.start()
+        store.add_evidence(incident.incident_id, [Evidence(Source.ENGINE_LOG, "one more", 1.0)])
+        store.amend(incident.incident_id, recovered_s=2.0)
+        store.flush()
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak_bytes < 2**18, f"{peak_bytes} bytes for one more line"
+
+
 def test_the_oldest_are_pruned(tmp_path: Path) -> None:
     """diagnosis.keep_incidents bounds the file."""
     with opened(tmp_path, keep=3) as store:
