@@ -8,6 +8,7 @@ memory, `problem` says so, and every later call tries again.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import sqlite3
 import threading
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from appliance.control.codec import CodecError, from_json, incident_to_json, to_json
 from appliance.core.evidence import Evidence
@@ -26,6 +27,8 @@ from appliance.supervisor.history import History
 
 FILE = "incidents.db"
 VERSION = 1
+MACHINE = "machine"
+"""What the memory is kept under."""
 KEEP_EVENTS = 10_000
 UNSAVED_MAX = 200
 CLOSE_TIMEOUT_S = 5.0
@@ -42,7 +45,7 @@ CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time_s REAL NOT NULL,
 """
 
 # A list is of hundreds, and each may have a hundred kilobytes of evidence: they never become objects of ours.
-_LIST = "SELECT json_set(document, '$.evidence', json('[]'), '$.flight', NULL) FROM incidents ORDER BY rowid DESC LIMIT ?"
+_LIST = "SELECT json_set(document, '$.evidence', json('[]'), '$.flight', NULL) FROM incidents{} ORDER BY rowid DESC LIMIT ?"
 
 Document = dict[str, Any]
 _Write = Callable[[sqlite3.Connection], object]
@@ -58,47 +61,65 @@ class Memory:
 
 
 class IncidentStore:
-    """Owns the database and its one worker thread."""
+    """What is kept, in the words of whoever keeps it. `card`: of whose engine; empty: of the whole box.
+
+    With an engine on each card each has a store of its own over the one database: its own memory, its own incidents among the others.
+    """
 
     def __init__(self, state_dir: Path, keep: int) -> None:
-        self._path = state_dir / FILE
+        self._database = _Database(state_dir / FILE)
         self._keep = keep
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="incidents")
-        self._connection: sqlite3.Connection | None = None
-        self._writes: deque[_Write] = deque(maxlen=UNSAVED_MAX)
         self._unsaved: OrderedDict[str, Document] = OrderedDict()
         self._unsaved_lock = threading.Lock()
-        self._tried_s = 0.0
-        self.problem: str | None = None
+        self._whole: IncidentStore | None = None
+        self.card = ""
+
+    def of_card(self, address: str) -> IncidentStore:
+        """That of one engine of several. It is closed with this one."""
+        narrowed = copy.copy(self)
+        narrowed.card, narrowed._whole = address, self.whole
+        return narrowed
+
+    @property
+    def whole(self) -> IncidentStore:
+        """That of the box."""
+        return self._whole or self
+
+    @property
+    def problem(self) -> str | None:
         """Why the database cannot be used now; None while it can."""
+        return self._database.problem
 
     @property
     def folder(self) -> Path:
         """The state folder."""
-        return self._path.parent
+        return self._database.path.parent
 
     def load(self) -> Memory:
         """Blocking, once, at the start. An unusable database is an empty memory and a `problem`."""
-        return self._worker.submit(self._load).result()
+        document = self.recall(MACHINE)
+        try:
+            return from_json(Memory, document) if document else Memory()
+        except CodecError:
+            return Memory()  # written by another version: nothing is held against any rung
 
     def remember(self, memory: Memory) -> None:
         """Replace the memory."""
-        text = json.dumps(to_json(memory))
-        self._write(lambda db: db.execute("INSERT OR REPLACE INTO memory VALUES ('machine', ?)", (text,)))
+        self.keep(MACHINE, cast(Document, to_json(memory)))
 
     def keep(self, key: str, document: Document) -> None:
         """Something else to remember, under a name of its own."""
         text = json.dumps(document)
-        self._write(lambda db: db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, text)))
+        self._database.write(lambda db: db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (self._named(key), text)))
 
     def recall(self, key: str) -> Document:
         """What was kept under this name; empty where nothing was. Blocking, at the start."""
-        rows = self._worker.submit(self._read, "SELECT value FROM memory WHERE key = ?", (key,)).result()
+        rows = self._database.read("SELECT value FROM memory WHERE key = ?", (self._named(key),))
         return rows[0] if rows else {}
 
     def recall_all(self, prefix: str) -> list[Document]:
         """All that was kept under names that begin so. Blocking, at the start."""
-        return self._worker.submit(self._read, "SELECT value FROM memory WHERE substr(key, 1, ?) = ?", (len(prefix), prefix)).result()
+        return self._database.read("SELECT value FROM memory WHERE substr(key, 1, ?) = ?", (len(self._named(prefix)), self._named(prefix)))
 
     def record(self, incident: Incident) -> None:
         """Keep an incident; the oldest beyond diagnosis.keep_incidents go."""
@@ -110,7 +131,6 @@ class IncidentStore:
 
     def amend(self, incident_id: str, **fields: Any) -> None:
         """Fields of an incident that were not known yet when it was recorded, as JSON."""
-
         with self._unsaved_lock:
             if incident_id in self._unsaved:
                 self._unsaved[incident_id] |= fields
@@ -126,20 +146,22 @@ class IncidentStore:
 
     def note(self, kind: str, text: str) -> None:
         """An event for the record: a state entered, a request obeyed."""
-        now_s = time.time()
+        now_s, words = time.time(), f"{self.card} {kind}".strip()
 
         def insert(db: sqlite3.Connection) -> None:
-            db.execute("INSERT INTO events (time_s, kind, text) VALUES (?, ?, ?)", (now_s, kind, text[:2000]))
+            db.execute("INSERT INTO events (time_s, kind, text) VALUES (?, ?, ?)", (now_s, words, text[:2000]))
             db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (KEEP_EVENTS,))
 
-        self._write(insert)
+        self._database.write(insert)
 
     def recent(self, limit: int) -> list[Document]:
         """Newest first, without evidence and flight record. Blocking: call it in a thread."""
-        rows = self._worker.submit(self._read, _LIST, (limit,)).result()
+        ours = " WHERE json_extract(document, '$.card') = ?" if self.card else ""
+        rows = self._database.read(_LIST.format(ours), (self.card, limit) if self.card else (limit,))
         with self._unsaved_lock:
             # In the order in which they were recorded: the wall clock may have been set back between two of them.
-            documents = {document["incident_id"]: document for document in [*self._unsaved.values()][::-1]}
+            unsaved = [document for document in [*self._unsaved.values()][::-1] if self.card in ("", document["card"])]
+        documents = {document["incident_id"]: document for document in unsaved}
         documents |= {document["incident_id"]: document for document in rows if document["incident_id"] not in documents}
         return [document | {"evidence": [], "flight": None} for document in [*documents.values()][:limit]]
 
@@ -151,25 +173,23 @@ class IncidentStore:
         with self._unsaved_lock:
             if incident_id in self._unsaved:
                 return self._unsaved[incident_id]
-        rows = self._worker.submit(self._read, "SELECT document FROM incidents WHERE incident_id = ?", (incident_id,)).result()
+        rows = self._database.read("SELECT document FROM incidents WHERE incident_id = ?", (incident_id,))
         return rows[0] if rows else None
 
     def try_again(self) -> None:
         """While there is a problem, see now and then whether it is over: not every disk that has room again sees another incident."""
-        now_s = time.monotonic()
-        if self.problem is not None and now_s - self._tried_s >= TRY_AGAIN_S:
-            self._tried_s = now_s
-            self._worker.submit(self._flush)
+        self._database.try_again()
 
     def flush(self) -> None:
         """Wait until everything written so far has been tried. Blocking."""
-        self._worker.submit(lambda: None).result(CLOSE_TIMEOUT_S)
+        self._database.flush()
 
     def close(self) -> None:
         """Write what is left, as far as the disk lets us."""
-        with contextlib.suppress(TimeoutError):
-            self._worker.submit(self._flush_and_close).result(CLOSE_TIMEOUT_S)
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._database.close()
+
+    def _named(self, key: str) -> str:
+        return f"{self.card} {key}".strip()
 
     def _store(self, document: Document) -> None:
         incident_id = document["incident_id"]
@@ -188,7 +208,7 @@ class IncidentStore:
             with self._unsaved_lock:
                 self._unsaved.pop(incident_id, None)
 
-        self._write(insert, saved)
+        self._database.write(insert, saved)
 
     def _put(self, incident_id: str, function: str, values: Sequence[tuple[str, Any]]) -> None:
         """Into a document, by one of SQLite's functions: a hundred kilobytes of evidence do not become objects for one more field."""
@@ -200,9 +220,23 @@ class IncidentStore:
                 changed = f"{function}(document{', ?, json(?)' * (len(some) // 2)})"
                 db.execute(f"UPDATE incidents SET document = {changed} WHERE incident_id = ?", (*some, incident_id))
 
-        self._write(update)
+        self._database.write(update)
 
-    def _write(self, write: _Write, done: Callable[[], object] = lambda: None) -> None:
+
+class _Database:
+    """Owns the file and its one worker thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem: str | None = None
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="incidents")
+        self._connection: sqlite3.Connection | None = None
+        self._writes: deque[_Write] = deque(maxlen=UNSAVED_MAX)
+        self._tried_s = 0.0
+
+    def write(self, write: _Write, done: Callable[[], object] = lambda: None) -> None:
+        """In its turn; tried again for as long as the disk does not let us."""
+
         def write_and_tell(db: sqlite3.Connection) -> None:
             write(db)
             db.commit()
@@ -211,14 +245,28 @@ class IncidentStore:
         self._writes.append(write_and_tell)
         self._worker.submit(self._flush)
 
-    # -- on the worker thread ------------------------------------------------------------------------------------------
+    def read(self, query: str, arguments: tuple[object, ...]) -> list[Document]:
+        """Behind what was written before. Blocking; nothing where the disk does not let us."""
+        return self._worker.submit(self._read, query, arguments).result()
 
-    def _load(self) -> Memory:
-        rows = self._read("SELECT value FROM memory WHERE key = 'machine'", ())
-        try:
-            return from_json(Memory, rows[0]) if rows else Memory()
-        except CodecError:
-            return Memory()  # written by another version: nothing is held against any rung
+    def try_again(self) -> None:
+        """See IncidentStore."""
+        now_s = time.monotonic()
+        if self.problem is not None and now_s - self._tried_s >= TRY_AGAIN_S:
+            self._tried_s = now_s
+            self._worker.submit(self._flush)
+
+    def flush(self) -> None:
+        """See IncidentStore."""
+        self._worker.submit(lambda: None).result(CLOSE_TIMEOUT_S)
+
+    def close(self) -> None:
+        """See IncidentStore."""
+        with contextlib.suppress(TimeoutError):
+            self._worker.submit(self._flush_and_close).result(CLOSE_TIMEOUT_S)
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    # -- on the worker thread ------------------------------------------------------------------------------------------
 
     def _read(self, query: str, arguments: tuple[object, ...]) -> list[Document]:
         self._flush()
@@ -244,11 +292,11 @@ class IncidentStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = _connect(self._path)
+            self._connection = _connect(self.path)
         return self._connection
 
     def _give_up(self, error: Exception) -> None:
-        self.problem = f"{self._path} cannot be used ({error}): incidents are kept in memory only"
+        self.problem = f"{self.path} cannot be used ({error}): incidents are kept in memory only"
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()

@@ -234,3 +234,38 @@ def test_kill_nine_at_any_moment_leaves_a_sound_database(tmp_path: Path) -> None
             assert store.problem is None
         assert {f"inc-{n:04}" for n in told} <= stored
         assert sqlite3.connect(tmp_path / FILE).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_engines_of_several_cards_share_a_database_and_nothing_else(tmp_path: Path) -> None:
+    """Each has its memory, its notes and its incidents; the box sees all incidents, newest first, and one of them by its name."""
+    with opened(tmp_path) as box:
+        first, second = box.of_card("0000:01:00"), box.of_card("0000:02:00")
+        for number, store in enumerate((first, second, box, first)):
+            store.record(replace(make_incident(number), card=store.card))
+        first.remember(Memory(History(rung=1), 3, "abc"))
+        second.keep("forensics", {"a": 1})
+        listed = [[document["incident_id"][-1] for document in store.recent(9)] for store in (box, first, second)]
+    assert listed == [["3", "2", "1", "0"], ["3", "0"], ["1"]]
+    with opened(tmp_path) as box:
+        first, second = box.of_card("0000:01:00"), box.of_card("0000:02:00")
+        assert (first.load().generation, second.load(), box.load()) == (3, Memory(), Memory())
+        assert (first.recall("forensics"), second.recall("forensics")) == ({}, {"a": 1})
+        assert second.recall_all("foren") == [{"a": 1}]
+        assert (first.whole is box, box.whole is box, first.folder == box.folder) == (True, True, True)
+        found = second.one("inc-0003")
+        assert found is not None
+        assert found["card"] == "0000:01:00"
+        assert [document["incident_id"][-1] for document in second.recent(9)] == ["1"]
+
+
+def test_on_a_full_disk_each_still_sees_its_own(tmp_path: Path) -> None:
+    """What could not be written is kept for all of them in one place; the problem is everybody's."""
+    with opened(tmp_path / "gone") as box:
+        first, second = box.of_card("0000:01:00"), box.of_card("0000:02:00")
+        first.record(replace(make_incident(1), card=first.card))
+        first.recovered("inc-0001", 2.0)
+        assert [document["recovered_s"] for document in first.recent(9)] == [2.0]
+        assert second.recent(9) == []
+        assert [document["card"] for document in box.recent(9)] == ["0000:01:00"]
+        assert second.problem is not None
+        assert second.problem == box.problem
