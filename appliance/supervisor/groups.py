@@ -7,14 +7,18 @@ yet (so its number cannot be reused), or a pidfd that was checked after it was o
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from appliance.supervisor import proc_table
 from appliance.supervisor.proc_table import ProcStat
+
+ENGINE, SPARE, HOLDER = "engine", "spare", "weights"
+"""How cgroups are called, with a number behind."""
 
 
 class Group(Protocol):
@@ -50,14 +54,25 @@ class Group(Protocol):
         """Nobody is left."""
 
 
-class SessionGroup:
-    """The leader's session and process group, its descendants, and orphans of them that fell to us as their subreaper."""
+@dataclass(slots=True)
+class Leaders:
+    """Of all groups of this applianced, shared by them, so that none takes another's leader for its orphan. `engines`: of those that may
+    have orphans; a spare has none, and what looks like one is an engine's."""
 
-    def __init__(self, *, adopts_orphans: bool = False, leaders: set[int] | None = None, is_spare: bool = False) -> None:
-        """`leaders`: of all groups of this applianced, shared by them, so that none takes another's leader for its orphan. A spare has no
-        orphans, and what looks like one is the engine's."""
+    everybody: set[int] = field(default_factory=set)
+    engines: set[int] = field(default_factory=set)
+
+
+class SessionGroup:
+    """The leader's session and process group, its descendants, and orphans of them that fell to us as their subreaper.
+
+    Beside another engine an orphan is of the one whose working directory it has: each has a folder of its own.
+    """
+
+    def __init__(self, *, adopts_orphans: bool = False, leaders: Leaders | None = None, is_spare: bool = False) -> None:
         self._leader: ProcStat | None = None
-        self._leaders = leaders if leaders is not None else set()
+        self._folder: str | None = None
+        self._leaders = leaders if leaders is not None else Leaders()
         self._seen: set[tuple[int, int]] = set()
         self._adopts_orphans = adopts_orphans
         self._adopter = os.getpid() if adopts_orphans and not is_spare else None
@@ -69,13 +84,18 @@ class SessionGroup:
     def started(self, pid: int) -> None:
         """Its session is the group."""
         self._leader = proc_table.read_stat(pid)
-        self._leaders.add(pid)
+        self._folder = proc_table.working_directory(pid)
+        self._leaders.everybody.add(pid)
+        if self._adopter is not None:
+            self._leaders.engines.add(pid)
         if self._leader is not None:
             self._seen.add((pid, self._leader.start_ticks))
 
     def becomes_engine(self) -> None:
         """It answers for orphans."""
         self._adopter = os.getpid() if self._adopts_orphans else None
+        if self._adopter is not None and self._leader is not None:
+            self._leaders.engines.add(self._leader.pid)
 
     def kill(self) -> None:
         """The group by its number; those who left it, one by one."""
@@ -120,7 +140,8 @@ class SessionGroup:
     def remove(self) -> None:
         """From here on the leader may be reaped."""
         if self._leader is not None:
-            self._leaders.discard(self._leader.pid)
+            self._leaders.everybody.discard(self._leader.pid)
+            self._leaders.engines.discard(self._leader.pid)
         self._leader = None
         self._seen.clear()
 
@@ -128,8 +149,13 @@ class SessionGroup:
         if leader.pid in (stat.session, stat.group) or (stat.pid, stat.start_ticks) in self._seen:
             return True
         # Helpers that we started ourselves stay in our session; nobody of an engine's can get into it.
-        adopted = stat.parent == self._adopter and stat.session != self._own_session and stat.pid not in self._leaders
-        return adopted and stat.start_ticks >= leader.start_ticks
+        adopted = stat.parent == self._adopter and stat.session != self._own_session and stat.pid not in self._leaders.everybody
+        return adopted and stat.start_ticks >= leader.start_ticks and self._is_of_ours(stat, leader)
+
+    def _is_of_ours(self, orphan: ProcStat, leader: ProcStat) -> bool:
+        if self._leaders.engines <= {leader.pid}:
+            return True
+        return proc_table.working_directory(orphan.pid) in (None, self._folder)  # None: a zombie, which anybody may reap
 
     def _reap_adopted(self, found: tuple[ProcStat, ...]) -> None:
         for stat in found:
@@ -233,17 +259,9 @@ class Delegation:
         except OSError:
             return None
 
-    def group(self, generation: int) -> CgroupGroup:
-        """A new cgroup for one engine life. Raises OSError."""
-        return CgroupGroup(self._path / f"engine-{generation}")
-
-    def spare_group(self, number: int) -> CgroupGroup:
-        """A new cgroup for one spare, which it keeps when it becomes an engine. Raises OSError."""
-        return CgroupGroup(self._path / f"spare-{number}")
-
-    def holder_group(self, number: int) -> CgroupGroup:
-        """A new cgroup for one weight holder. Raises OSError."""
-        return CgroupGroup(self._path / f"weights-{number}")
+    def group(self, kind: str, name: str) -> CgroupGroup:
+        """A new cgroup for one engine life, spare (which keeps it when it becomes an engine) or weight holder. Raises OSError."""
+        return CgroupGroup(self._path / f"{kind}-{name}")
 
     def _settle(self) -> Delegation:
         self._clear_left_behind()
@@ -257,7 +275,7 @@ class Delegation:
 
     def _clear_left_behind(self) -> None:
         """Of an applianced that was killed: nobody of its engines may live on beside ours, and empty cgroups are not to pile up."""
-        for path in (path for kind in ("engine", "spare", "weights") for path in self._path.glob(f"{kind}-*")):
+        for path in (path for kind in (ENGINE, SPARE, HOLDER) for path in self._path.glob(f"{kind}-*")):
             with contextlib.suppress(OSError):
                 (path / "cgroup.kill").write_text("1")
             with contextlib.suppress(OSError):  # still being emptied: the next applianced sees it again
@@ -270,27 +288,39 @@ class Groups:
     def __init__(self, delegation: Delegation | None, *, adopts_orphans: bool) -> None:
         self._delegation = delegation
         self._adopts_orphans = adopts_orphans
-        self._leaders: set[int] = set()
+        self._leaders = Leaders()
+        self._of = ""
+
+    def of_replica(self, index: int) -> Groups:
+        """Those of one engine of several, which count their lives apart."""
+        narrowed = copy.copy(self)
+        narrowed._of = f"{index}."
+        return narrowed
+
+    @property
+    def delegated(self) -> bool:
+        """Whether each engine has a cgroup."""
+        return self._delegation is not None
 
     def of_life(self, generation: int) -> Group:
         """For one engine life."""
-        if self._delegation is not None:
-            with contextlib.suppress(OSError):
-                return self._delegation.group(generation)
-        return SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders)
+        return self._cgroup(ENGINE, generation) or SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders)
 
     def of_spare(self, number: int) -> Group:
         """For one spare."""
-        return self._beside(number, Delegation.spare_group)
+        return self._cgroup(SPARE, number) or self._beside()
 
     def of_holder(self, number: int) -> Group:
         """For one weight holder."""
-        return self._beside(number, Delegation.holder_group)
+        return self._cgroup(HOLDER, number) or self._beside()
 
-    def _beside(self, number: int, cgroup: Callable[[Delegation, int], CgroupGroup]) -> Group:
+    def _cgroup(self, kind: str, number: int) -> Group | None:
         if self._delegation is not None:
             with contextlib.suppress(OSError):
-                return cgroup(self._delegation, number)
+                return self._delegation.group(kind, f"{self._of}{number}")
+        return None
+
+    def _beside(self) -> Group:
         return SessionGroup(adopts_orphans=self._adopts_orphans, leaders=self._leaders, is_spare=True)
 
 

@@ -60,6 +60,14 @@ def scan(proc: Path = PROC) -> tuple[ProcStat, ...]:
     return tuple(stat for pid in pids if (stat := read_stat(pid, proc)) is not None)
 
 
+def working_directory(pid: int, proc: Path = PROC) -> str | None:
+    """None of a process that is gone or a zombie."""
+    try:
+        return str((proc / str(pid) / "cwd").readlink())
+    except OSError:
+        return None
+
+
 def describe(stats: Iterable[ProcStat]) -> str:
     """ "pid 12 (python, state D), pid 13 (nvcc, state R)" """
     return ", ".join(f"pid {stat.pid} ({stat.name}, state {stat.state})" for stat in stats)
