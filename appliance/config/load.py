@@ -230,6 +230,11 @@ def _contradictions(config: Config) -> Sequence[str]:
         found.append('engine.backend = "custom" needs engine.command; write the argument list that starts your engine')
     elif config.engine.backend == "custom" and not any(word in part for part in config.engine.command for word in ("{socket}", "{port}")):
         found.append("engine.command has neither {socket} nor {port}; put one where your engine takes its address, so that we know it")
+    if config.gpu.layout in ("single", "replicas") and config.engine.tensor_parallel > 1:
+        found.append(
+            f'gpu.layout = "{config.gpu.layout}" and engine.tensor_parallel = {config.engine.tensor_parallel} contradict each other: with '
+            f'the first an engine has one card; remove one of them, or set gpu.layout = "tp"'
+        )
     if 0 < config.engine.prefill_chunk_tokens < 16:
         found.append(f"engine.prefill_chunk_tokens = {config.engine.prefill_chunk_tokens} is below the minimum of 16; 0 lets us choose")
     for variable in config.engine.environment:

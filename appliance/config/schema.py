@@ -140,6 +140,12 @@ class GpuTable:
         "auto: wait for a card when the machine has one, else use the CPU; required: never serve without; off: never look.",
         choices=("auto", "required", "off"),
     )
+    layout: str = key(
+        "auto",
+        "How the cards are shared out (docs/two-3090.md). auto: one engine, over engine.tensor_parallel cards; single: one engine on one "
+        "card; tp: one engine over all cards; replicas: an engine on each card, and the gateway shares the requests out among them.",
+        choices=("auto", "single", "tp", "replicas"),
+    )
     power_limit_w: float = key(
         0.0,
         "Power limit of each card in watts, set at boot where llm-appliance-cards.service is enabled; 0: as the driver has it.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 NVIDIA_VENDOR = "0x10de"
@@ -16,11 +16,25 @@ _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Where the kernel's files are; other places in tests."""
+    """Where the kernel's files are; other places in tests.
+
+    Attributes:
+        only: address of the one card that whoever has this may know of; empty: all of them.
+    """
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
     dev: Path = Path("/dev")
+    only: str = ""
+
+    @property
+    def whole(self) -> Roots:
+        """With every card."""
+        return replace(self, only="")
+
+    def concerns(self, address: str | None) -> bool:
+        """Whether what is about this card is about ours: not where it is known to be another."""
+        return not self.only or address in (None, self.only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,7 @@ def cards_on_bus(roots: Roots) -> tuple[Card, ...]:
             address = normal_address(device.name)
             if vendor == NVIDIA_VENDOR and kind[:6] in DISPLAY_CLASSES and address is not None:
                 found.append(_card(roots, address, device, len(found)))
-    return tuple(found)
+    return tuple(card for card in found if roots.concerns(card.address))
 
 
 def _card(roots: Roots, address: str, device: Path, position: int) -> Card:

@@ -60,7 +60,8 @@ def look(roots: Roots, lost: frozenset[str] = frozenset()) -> Readiness:
     cards = tuple(card for card in on_bus if card.address not in lost)
     count = len(cards)
     if not cards:
-        gone = f"{' and '.join(sorted(lost))} was lost in this boot and no other card is left: reboot, or switch the power off and on"
+        alone = "" if roots.only else " and no other card is left"
+        gone = f"{' and '.join(sorted(lost))} was lost in this boot{alone}: reboot, or switch the power off and on"
         return Readiness(Code.GPU_LOST, 0, gone) if lost else Readiness(Code.NO_GPU, 0, "no NVIDIA card on the PCI bus")
     if not (roots.proc / "driver/nvidia/version").exists():
         return Readiness(Code.NO_DRIVER, count, f"the NVIDIA driver is not loaded{_driver_hint(cards[0])}")

@@ -17,19 +17,27 @@ from pathlib import Path
 import structlog
 
 from appliance import diagnosis
+from appliance.backends import backend_of
 from appliance.config import Config, load_config, parse_overrides
 from appliance.config.load import DEFAULT_PATH
 from appliance.config.runtimes import with_runtime
 from appliance.core.errors import ApplianceError, ConfigError
 from appliance.diagnosis.catalogue import Catalogue
 from appliance.gpu.cards import Roots
+from appliance.supervisor.box import Box
 from appliance.supervisor.daemon import Supervisor
+from appliance.supervisor.fleet import Fleet, Make
+from appliance.supervisor.fleet_verbs import FleetVerbs
 from appliance.supervisor.groups import Delegation
 from appliance.supervisor.incidents import IncidentStore
+from appliance.supervisor.layout import Machine, laid_out
 from appliance.supervisor.log_outlet import configure
 from appliance.supervisor.notify import notifier_from
+from appliance.supervisor.records import Records
 from appliance.supervisor.run_dir import RunDir
+from appliance.supervisor.run_note import RunNote
 from appliance.supervisor.service import Service
+from appliance.supervisor.verbs import Verbs
 
 EX_CONFIG = 78
 """sysexits.h; RestartPreventExitStatus=78 keeps systemd from trying a broken configuration again and again."""
@@ -83,24 +91,37 @@ async def serve(arguments: argparse.Namespace, config: Config, run_dir: RunDir, 
         arguments.state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
     catalogue = load_patterns(config)
     store = IncidentStore(arguments.state_dir, config.diagnosis.keep_incidents)
+    diagnose = functools.partial(diagnosis.diagnose, catalogue=catalogue)
+    make = functools.partial(Supervisor, diagnose=diagnose, is_fatal_line=catalogue.fatal)
     try:
-        supervisor = Supervisor(
-            config,
-            run_dir,
-            store,
-            notifier_from(os.environ),
-            diagnose=functools.partial(diagnosis.diagnose, catalogue=catalogue),
-            is_fatal_line=catalogue.fatal,
-            delegation=Delegation.find(),
-            adopts_orphans=ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0,
-            roots=roots,
-        )
+        adopts_orphans = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        box = Box.of(config, store, roots=roots, delegation=Delegation.find(), adopts_orphans=adopts_orphans)
+        service = put_together(arguments, config, run_dir, store, box, make)
         # What exists now lives for ever; keep the collector from walking it (and from dirtying its pages in forked children).
         gc.collect()
         gc.freeze()
-        await Service(supervisor, lambda: load(arguments)).run()
+        await service.run()
     finally:
         store.close()
+
+
+def put_together(arguments: argparse.Namespace, config: Config, run_dir: RunDir, store: IncidentStore, box: Box, make: Make) -> Service:
+    """One engine, or one on each card. Raises ApplianceError where a folder cannot be made."""
+    note, notifier = RunNote(store, box.ears.log.boot_id), notifier_from(os.environ)
+    layout = laid_out(config, machine(box), uses_gpu=backend_of(config).uses_gpu)
+    if layout.words:
+        log.info(layout.words)
+    if layout.shares:
+        fleet = Fleet(config, layout, run_dir, store, notifier, box, make)
+        return Service(fleet, FleetVerbs(fleet).handlers, note, lambda: load(arguments))
+    supervisor = make(layout.of(config), run_dir, store, notifier, box)
+    return Service(supervisor, Verbs(supervisor).handlers | Records(store).handlers, note, lambda: layout.of(load(arguments)))
+
+
+def machine(box: Box) -> Machine:
+    """What there is to be shared out."""
+    cards = tuple(card.address for card in box.cards.ours())
+    return Machine(cards, len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def main(arguments: Sequence[str] | None = None, roots: Roots = MACHINE) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.gpu.cards import Card, Roots, cards_on_bus
 from appliance.supervisor.incidents import IncidentStore
@@ -23,7 +24,10 @@ class LostCard:
 
 
 class CardLedger:
-    """Owns the record of lost cards. It is of one boot: the next one begins with all of them."""
+    """Owns the record of lost cards. It is of one boot: the next one begins with all of them.
+
+    There is one record a box. Who has one card of several sees this card alone through a ledger of its own (`of_card`).
+    """
 
     def __init__(self, roots: Roots, boot_id: str | None, store: IncidentStore) -> None:
         self._roots = roots
@@ -32,15 +36,26 @@ class CardLedger:
         self._lost: dict[str, LostCard] = {}
         self._recall()
 
+    def of_card(self, address: str) -> CardLedger:
+        """The same record for one card."""
+        narrowed = copy.copy(self)
+        narrowed._roots = replace(self._roots, only=address)
+        return narrowed
+
     @property
     def lost(self) -> frozenset[str]:
         """Their addresses."""
+        return frozenset(address for address in self._lost if self._roots.concerns(address))
+
+    @property
+    def lost_anywhere(self) -> frozenset[str]:
+        """Those of others too: nobody may touch them."""
         return frozenset(self._lost)
 
     @property
     def words(self) -> str:
         """For the status; empty where none is lost."""
-        return "; ".join(f"{card.address} is not used: {card.why[:200]}" for card in self._lost.values())
+        return "; ".join(f"{address} is not used: {self._lost[address].why[:200]}" for address in sorted(self.lost))
 
     def note(self, address: str, why: str, *, for_good: bool) -> bool:
         """Leave this card alone. Whether that is news."""
@@ -53,16 +68,20 @@ class CardLedger:
 
     def forgive(self) -> None:
         """A person asked for a new try: what a reset may have cured is tried again."""
-        kept = {address: card for address, card in self._lost.items() if card.for_good}
-        if kept != self._lost:
-            self._lost = kept
+        curable = [address for address in self.lost if not self._lost[address].for_good]
+        for address in curable:
+            del self._lost[address]
+        if curable:
             self._keep()
 
+    def ours(self) -> tuple[Card, ...]:
+        """On the bus, and not kept from us by our own CUDA_VISIBLE_DEVICES."""
+        chosen = _chosen(cards_on_bus(self._roots.whole), os.environ.get(_VISIBLE))
+        return tuple(card for card in chosen if self._roots.concerns(card.address))
+
     def usable(self) -> tuple[Card, ...]:
-        """On the bus, not lost, and not kept from us by our own CUDA_VISIBLE_DEVICES."""
-        on_bus = cards_on_bus(self._roots)
-        chosen = _chosen(on_bus, os.environ.get(_VISIBLE))
-        return tuple(card for card in chosen if card.address not in self._lost)
+        """Ours, and not lost."""
+        return tuple(card for card in self.ours() if card.address not in self._lost)
 
     @property
     def first_uuid(self) -> str:
@@ -70,13 +89,13 @@ class CardLedger:
         return next((card.uuid for card in self.usable() if card.uuid), "")
 
     def environment(self) -> Mapping[str, str]:
-        """What keeps an engine off the lost cards: CUDA then does not so much as enumerate them."""
-        if not self._lost:
+        """What keeps an engine off the cards that are lost or another engine's: CUDA then does not so much as enumerate them."""
+        if not self._lost and not self._roots.only:
             return {}
         cards = self.usable()
         if all(card.uuid for card in cards):
             return {_VISIBLE: ",".join(card.uuid for card in cards)}
-        order = [card.address for card in cards_on_bus(self._roots)]
+        order = [card.address for card in cards_on_bus(self._roots.whole)]
         return {_VISIBLE: ",".join(str(order.index(card.address)) for card in cards), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def _recall(self) -> None:

@@ -109,6 +109,7 @@ class Casework:
             inflight=tuple(request for request in self._desk.inflight if request.generation == failure.generation),
             uptime_s=failure.uptime_s,
             flight=self._flight.record,
+            card=self._store.card,
         )
         self._keep(incident)
         if not failure.outside:
@@ -131,6 +132,7 @@ class Casework:
             action=Action(ActionKind.RESTART_SAME, because("went on where the last applianced had ended", diagnosis)),
             evidence=tuple(evidence),
             uptime_s=ended.uptime_s,
+            card=self._store.card,
         )
         self._keep(incident)
         said = await systemd_says(ended, unit)

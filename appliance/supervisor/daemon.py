@@ -19,21 +19,17 @@ from appliance.core.errors import ApplianceError
 from appliance.core.plan import GpuFacts
 from appliance.core.publication import Publication
 from appliance.core.states import ANSWERING, EngineState
-from appliance.gpu.cards import Roots
 from appliance.gpu.kernel_line import KernelLine
-from appliance.gpu.kernel_log import KernelLog
-from appliance.gpu.nvml import NvmlReader
 from appliance.planner.calibration import CPU
 from appliance.supervisor import events as ev
 from appliance.supervisor.aftermath import examine
+from appliance.supervisor.box import Box
 from appliance.supervisor.budget import Budget
-from appliance.supervisor.card_ledger import CardLedger
 from appliance.supervisor.casework import Casework, Diagnose, answer_to_defect, launch_facts, plan_failed
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.flight_recorder import FlightRecorder
 from appliance.supervisor.forensic_bench import ForensicBench
 from appliance.supervisor.gpu_watch import GpuWatch
-from appliance.supervisor.groups import Delegation, Groups
 from appliance.supervisor.history import History
 from appliance.supervisor.hook import run_hook
 from appliance.supervisor.incidents import IncidentStore, Memory
@@ -48,7 +44,7 @@ from appliance.supervisor.reboot import reboot
 from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.roll_back import go_back_to
 from appliance.supervisor.run_dir import RunDir
-from appliance.supervisor.run_note import RunNote, own_unit
+from appliance.supervisor.run_note import Unclosed, own_unit
 from appliance.supervisor.sensors import sensors_of
 from appliance.supervisor.settings import MachineSettings, fingerprint
 from appliance.supervisor.spare_keeper import SpareKeeper, Wish
@@ -73,38 +69,33 @@ class Supervisor:
         run_dir: RunDir,
         store: IncidentStore,
         notifier: Notifier,
+        box: Box,
         *,
         diagnose: Diagnose,
         is_fatal_line: Callable[[str], str | None],
-        delegation: Delegation | None = None,
-        adopts_orphans: bool = False,
-        roots: Roots | None = None,
-        nvml: NvmlReader | None = None,
     ) -> None:
         self.config = config
         self.backend: Backend = backend_of(config)
         self.run_dir = run_dir
         self.store = store
         self.notifier = notifier
-        self.delegation = delegation
-        self.kernel_log = KernelLog(config.diagnosis.kernel_log)
+        self.box = box
+        self.cards = box.cards
+        self.kernel_log = box.ears.ear()
         self.desk = EvidenceDesk(self.kernel_log.boot_id)
         self.began_s = time.time()
-        self.cards = CardLedger(roots or Roots(), self.kernel_log.boot_id, store)
-        self.gpu = GpuWatch(self.backend, roots or Roots(), self.cards, nvml or NvmlReader(), self.desk, self.post, self.start_task)
+        self.gpu = GpuWatch(self.backend, box, self.desk, self.post, self.start_task)
         self.flight = FlightRecorder(
             self.gpu.ask_nvml, lambda: self.life.counters if self.life is not None else None, lambda: self.state.uses_gpu
         )
-        self.run_note = RunNote(store, self.kernel_log.boot_id)
-        self.bench = ForensicBench(store, store.folder / "forensics")
+        self.bench = ForensicBench(store, store.folder / "-".join(filter(None, ("forensics", store.card))))
         self.casework = Casework(self.backend, self.desk, self.cards, self.flight, store, diagnose, self.bench)
         self.life: EngineLife | None = None
-        self.budget = Budget(self.backend, store, self.post, self.gpu.look, lambda: self.state.history.below)
+        self.budget = Budget(self.backend, store.whole, self.post, self.gpu.look, lambda: self.state.history.below)
         self.state = self._first_state()
         self.board = PublicationBoard(publication_of(self.state))
-        self._groups = Groups(delegation, adopts_orphans=adopts_orphans)
-        self.spares = SpareKeeper(self._wish, self._groups.of_spare, self.start_task)
-        self.weights = WeightKeeper(run_dir.path, self._groups.of_holder, self.start_task, lambda it: self.casework.refused(it, self.state))
+        self.spares = SpareKeeper(self._wish, box.groups.of_spare, self.start_task)
+        self.weights = WeightKeeper(run_dir.path, box.groups.of_holder, self.start_task, lambda it: self.casework.refused(it, self.state))
         self._events: deque[tuple[ev.Event, asyncio.Future[MachineState] | None]] = deque()
         self._woken = asyncio.Event()
         self._timers = Timers(self.post)
@@ -115,14 +106,12 @@ class Supervisor:
 
     # -- the loop --------------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Until stopped. The only caller of step()."""
+    async def run(self, unclosed: Unclosed | None = None) -> None:
+        """Until stopped. The only caller of step(). `unclosed`: how the last applianced ended, where that is to be accounted for here."""
         self.kernel_log.start(self._on_kernel_lines)
         self.post(ev.Started())
-        self.run_note.write(self.state.state.value, self.state.generation, answering=False)
-        self.start_task(self.run_note.keep_fresh(), "run note", None)
-        if self.run_note.unclosed is not None:
-            self.start_task(self.casework.account_for(self.run_note.unclosed, own_unit()), "account", None)
+        if unclosed is not None:
+            self.start_task(self.casework.account_for(unclosed, own_unit()), "account", None)
         self.start_task(self.flight.run(), "flight recorder", None)
         self.notifier.ready()
         try:
@@ -131,7 +120,6 @@ class Supervisor:
                     async with asyncio.timeout(min(TURN_S, self.notifier.watchdog_interval_s or TURN_S)):
                         await self._woken.wait()
                 self._turn()
-            self.run_note.close()
         finally:
             await self._put_away()
 
@@ -195,7 +183,6 @@ class Supervisor:
             move = f"{before.state.value} -> {self.state.state.value}"
             log.info(self.state.sentence, state=self.state.state.value, before=before.state.value, generation=self.state.generation)
             self.store.note(move, self.state.sentence)
-            self.run_note.write(self.state.state.value, self.state.generation, answering=self.state.answering)
             self.spares.look()
             self._have_served |= self.state.answering
             if self.state.state is EngineState.DRAINING and self.life is not None:
@@ -265,7 +252,7 @@ class Supervisor:
                 supervisor = self.config.supervisor
                 self.start_task(reboot(supervisor.auto_reboot, supervisor.reboot_command, self.store, reason), "reboot", None)
             case ev.RunHook(sentence=sentence) if self.config.supervisor.on_park:
-                self.start_task(run_hook((*self.config.supervisor.on_park, sentence)), "on_park", None)
+                self.start_task(run_hook((*self.config.supervisor.on_park, self.box.named(sentence))), "on_park", None)
 
     def _examine(self, incident: str) -> None:
         death = self.life.death if self.life is not None else None
@@ -316,7 +303,7 @@ class Supervisor:
         limits_told = self.backend.limits(self.config, effect.spec.rung)
         self.weights.begin_life(effect.spec.holder, spare := self.spares.take(effect.spec))
         probes, ring = probe_settings(self.config, self.backend), LogRing(self.config.diagnosis.log_ring_lines)
-        life.begin(lambda: self._groups.of_life(effect.generation), ring, probes, limits_told, spare)
+        life.begin(lambda: self.box.groups.of_life(effect.generation), ring, probes, limits_told, spare)
 
     def _prove(self, life: EngineLife) -> None:
         limits = self.state.limits or self.backend.limits(self.config, life.spec.rung)
@@ -351,7 +338,7 @@ class Supervisor:
         if self.state.uses_gpu:
             problems["nvml"] = self.gpu.nvml_problem
         others = {"warm_spare": self.spares.sensor, "forensics": self.bench.sensor, **self.weights.sensors}
-        return sensors_of(problems, self.cards, self.gpu.words, delegated=self.delegation is not None) | others
+        return sensors_of(problems, self.cards, self.gpu.words, delegated=self.box.groups.delegated) | others
 
     def reload(self, config: Config) -> tuple[Change, ...]:
         """Take over what can be taken over; says what changed and when it counts."""
@@ -384,7 +371,9 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(self.spares.close(), self.weights.close())
-        await self.gpu.close()
+        await self.box.close()
+        if self.life is not None and not self._ended:  # a defect of ours ends this, and applianced may live on
+            await self.life.end(CORPSE_S)
         self._finish_life()
         self.run_dir.remove_engine_sockets()
 
@@ -393,7 +382,9 @@ class Supervisor:
     def _on_kernel_lines(self, lines: Sequence[KernelLine]) -> None:
         for line in lines:
             ours = not line.replayed or self.kernel_log.is_of_this_boot
-            self.desk.add_kernel(line, self.gpu.hear(line.text, replayed=line.replayed) if ours else None)
+            card = self.gpu.hear(line.text, replayed=line.replayed) if ours else None
+            if self.box.roots.concerns(card):
+                self.desk.add_kernel(line, card)
 
     def _publish(self, publication: Publication) -> None:
         self.board.post(publication)

@@ -12,18 +12,18 @@ import structlog
 
 from appliance.backends import Backend
 from appliance.config.schema import Config
-from appliance.core.errors import ApplianceError
+from appliance.core.errors import ApplianceError, ConfigError
 from appliance.core.launch import LaunchSpec
 from appliance.core.plan import GpuFacts
 from appliance.core.units import MIB, format_bytes
 from appliance.gpu import readiness
-from appliance.gpu.cards import Roots, cards_on_bus
+from appliance.gpu.cards import cards_on_bus
 from appliance.gpu.lost_cards import LossReader, card_named_in, silences_card
-from appliance.gpu.nvml import GPU_IS_LOST, NvmlGpu, NvmlReader, NvmlReport
+from appliance.gpu.nvml import GPU_IS_LOST, NvmlGpu, NvmlReport
 from appliance.planner.gpus import card_facts
 from appliance.supervisor import events as ev
 from appliance.supervisor import fits_card, proc_table
-from appliance.supervisor.card_ledger import CardLedger
+from appliance.supervisor.box import Box
 from appliance.supervisor.evidence_desk import EvidenceDesk
 from appliance.supervisor.life import Post, Start
 from appliance.supervisor.memory_room import Look
@@ -40,16 +40,15 @@ log = structlog.get_logger()
 
 
 class GpuWatch:
-    """Owns the NVML reader, and the task that watches, one at a time."""
+    """Owns the task that watches, one at a time."""
 
-    def __init__(
-        self, backend: Backend, roots: Roots, ledger: CardLedger, nvml: NvmlReader, desk: EvidenceDesk, post: Post, start: Start
-    ) -> None:
+    def __init__(self, backend: Backend, box: Box, desk: EvidenceDesk, post: Post, start: Start) -> None:
         self._backend = backend
         self._desk = desk
-        self._roots = roots
-        self._ledger = ledger
-        self._nvml = nvml
+        self._roots = box.roots
+        self._ledger = box.cards
+        self._nvml = box.nvml
+        self._refusal = box.refusal
         self._post = post
         self._start = start
         self._losses = LossReader()
@@ -78,7 +77,11 @@ class GpuWatch:
             self._task = self._start(self._watch(config.gpu.wait_s, None if have_served else self._ask_without_engine), "gpu", defect)
 
     def hear(self, text: str, *, replayed: bool) -> str | None:
-        """A kernel message, and which card it is about. Replayed ones are remembered; what happened before we came ends nothing."""
+        """A kernel message, and which card it is about. Replayed ones are remembered; what happened before we came ends nothing.
+
+        With a card of several, the loss of another is another's news; and one that names no card is left to NVML, which is asked each
+        second: better so than that every engine ends for one card.
+        """
         silenced = silences_card(text)
         if silenced is not None:
             self._silenced |= {silenced}
@@ -88,27 +91,29 @@ class GpuWatch:
         address = loss.address or self._only_card()
         if address is None and time.monotonic() - self._lost_s < SAME_LOSS_S:
             address = self._lost_last
-        news = address is None or self._ledger.note(address, loss.text, for_good=True)
         self._lost_s, self._lost_last = time.monotonic(), address
+        if self._roots.only not in ("", address):
+            return address
+        news = address is None or self._ledger.note(address, loss.text, for_good=True)
         if news and not replayed:
             self._post(ev.GpuLost(loss.text))
         return address
 
     async def ask_nvml(self, *, processes: bool = False) -> NvmlReport:
         """Through the one reader, leaving alone who must be."""
-        self._nvml.left = self._ledger.lost | self._silenced
+        self._nvml.left = self._ledger.lost_anywhere | self._silenced
         report = await self._nvml.ask(processes=processes)
         for address in (*report.lost, *self._lost_unnamed(report)):
-            if self._ledger.note(address, "NVML says that it is lost", for_good=True):
+            if self._roots.concerns(address) and self._ledger.note(address, "NVML says that it is lost", for_good=True):
                 self._desk.add_nvml_loss(address)
                 self._post(ev.GpuLost(f"NVML says that the card at {address} is lost"))
-        return report
+        return replace(report, gpus=tuple(gpu for gpu in report.gpus if self._roots.concerns(gpu.address)))
 
     def _lost_unnamed(self, report: NvmlReport) -> tuple[str, ...]:
         """A child that was started after the loss gets no handle of the card, and so no address: it is the one that is missing."""
         unnamed = sum(gpu.code == GPU_IS_LOST and not gpu.address for gpu in report.gpus)
         named = {gpu.address for gpu in report.gpus} | self._nvml.left
-        missing = tuple(card.address for card in cards_on_bus(self._roots) if card.address not in named) if unnamed else ()
+        missing = tuple(card.address for card in cards_on_bus(self._roots.whole) if card.address not in named) if unnamed else ()
         return missing if len(missing) == unnamed else ()
 
     def card(self, uuid: str) -> GpuFacts | None:
@@ -120,7 +125,9 @@ class GpuWatch:
         return None
 
     def fitted(self, spec: LaunchSpec, config: Config) -> LaunchSpec:
-        """Checked against driver and card, and kept off the cards that are lost. Raises ConfigError for what could not start on them."""
+        """Checked against driver and card, and kept off the cards that are not its own. Raises ConfigError for what could not start."""
+        if self._refusal:
+            raise ConfigError(self._refusal)
         checked = fits_card.checked(spec, self._backend, config, self.card(self._ledger.first_uuid), self._roots.proc)
         return replace(checked, env={**checked.env, **self._ledger.environment()})
 
@@ -137,15 +144,11 @@ class GpuWatch:
 
     def forgive(self) -> None:
         """A person asked for a new try."""
-        self._silenced = frozenset()
+        self._silenced = frozenset(address for address in self._silenced if not self._roots.concerns(address))
         self._ledger.forgive()
 
-    async def close(self) -> None:
-        """End the NVML child."""
-        await self._nvml.close()
-
     def _only_card(self) -> str | None:
-        cards = cards_on_bus(self._roots)
+        cards = cards_on_bus(self._roots.whole)
         return cards[0].address if len(cards) == 1 else None
 
     async def _watch(self, wait_s: float, ask_nvml: Callable[[], Awaitable[NvmlReport]] | None) -> None:

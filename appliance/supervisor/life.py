@@ -213,6 +213,11 @@ class EngineLife:
         stuck = ev.GroupStuck(self.generation, "our killing failed by a defect")
         self._ending = self._start(self._end(self._process, how is ev.KillHow.ABORT, survive_s), "kill", stuck)
 
+    async def end(self, survive_s: float) -> None:
+        """Kill what there is of it and wait for that; who will not go is left to the kernel."""
+        if self._process is not None and await self._process.end(survive_s) is not None:
+            self.abandon()
+
     def finish(self) -> None:
         """Give the process back: its group is empty, or we give up on it."""
         self._stop_proving()

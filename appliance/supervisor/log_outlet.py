@@ -81,6 +81,7 @@ def configure(descriptor: int = 2) -> Outlet:
     tracebacks: list[Any] = [] if readable else [structlog.processors.format_exc_info]
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,  # whose it is, with several engines (fleet.py)
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not readable),
             *tracebacks,

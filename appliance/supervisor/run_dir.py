@@ -7,7 +7,10 @@ import fcntl
 import os
 from pathlib import Path
 
+from appliance.control.protocol import SOCKET_PATH_MAX_BYTES
 from appliance.core.errors import ApplianceError
+
+LONGEST_SOCKET_NAME = "engine-9999999999.sock"
 
 
 class RunDir:
@@ -44,6 +47,27 @@ class RunDir:
         with contextlib.suppress(OSError):  # a full disk: the lock holds, and only the message above lacks our number
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def replica(self, index: int) -> RunDir:
+        """That of one engine of several, in this one, whose lock is its own too.
+
+        Raises:
+            ApplianceError: it cannot be made, or its path leaves no room for an engine's socket.
+        """
+        path = self.path / f"replica-{index}"
+        longest = len(os.fsencode(path / LONGEST_SOCKET_NAME))
+        if longest > SOCKET_PATH_MAX_BYTES:
+            raise ApplianceError(
+                f"sockets in {path} would have paths of {longest} bytes, the kernel's limit is {SOCKET_PATH_MAX_BYTES}",
+                hint="choose a shorter run directory",
+            )
+        try:
+            path.mkdir(mode=0o750, exist_ok=True)
+        except OSError as error:
+            raise ApplianceError(
+                f"the run directory {path} cannot be made: {error.strerror}", hint="is something else in its place?"
+            ) from error
+        return RunDir(path)
 
     @property
     def generation(self) -> int:

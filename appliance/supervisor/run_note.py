@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from appliance.control.server import PublicationBoard
 from appliance.core.evidence import Evidence, Source
-from appliance.core.states import ANSWERING
+from appliance.core.states import ANSWERING, EngineState
 from appliance.diagnosis import read_evidence
 from appliance.supervisor import proc_table
 from appliance.supervisor.core_dumps import run
@@ -79,8 +80,21 @@ class RunNote:
         """We were told to end."""
         self._store.keep(KEY, {**self._note, "closed": True})
 
-    async def keep_fresh(self) -> None:
-        """For ever."""
+    async def keep(self, board: PublicationBoard) -> None:
+        """Write what is published, and that we live; for ever."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._follow(board))
+            both.create_task(self._keep_fresh())
+
+    async def _follow(self, board: PublicationBoard) -> None:
+        before: tuple[EngineState, int] | None = None
+        async for publication in board.follow():
+            now = publication.state, publication.generation
+            if now != before:
+                before = now
+                self.write(publication.state.value, publication.generation, answering=publication.state in ANSWERING)
+
+    async def _keep_fresh(self) -> None:
         while True:
             await asyncio.sleep(HEARD_EVERY_S)
             if "state" in self._note:

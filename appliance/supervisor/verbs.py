@@ -1,4 +1,4 @@
-"""What the control socket's verbs mean. Questions read the state; requests go through the loop like every other event."""
+"""What the control socket's verbs about an engine mean. Questions read the state; requests go through the loop like every other event."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
 from appliance.supervisor.crash_lengths import HEALTHY_MAX, FusedLength, crash_lengths, with_lengths
 from appliance.supervisor.daemon import Supervisor
+from appliance.supervisor.records import INCIDENTS_MAX, no_more
 from appliance.supervisor.views import Views
 
-INCIDENTS_MAX = 1000
 REPORT_KINDS = ("traffic", "upstream_lost", "client_disconnect", "weighed")
 REASON_MAX_CHARS = 300
 WEIGHED_MAX = 20
@@ -35,20 +35,19 @@ class Verbs:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
+        self.views = Views(supervisor)
         self._fused: tuple[FusedLength, ...] = ()
         """What the gateway was advised last."""
 
     @property
     def handlers(self) -> dict[str, Handler]:
         """For the control server."""
-        verbs = (self.status, self.incidents, self.incident, self.restart, self.drain, self.resume, self.report)
-        views = Views(self._supervisor)
-        looks = (views.ladder, views.flight, views.timeline, views.dossier)
-        return {verb.__name__: verb for verb in (*verbs, *looks)}
+        verbs = (self.status, self.restart, self.drain, self.resume, self.report)
+        return {verb.__name__: verb for verb in verbs} | self.views.handlers
 
     async def status(self, arguments: Arguments) -> Arguments:
         """All that is known without asking anybody."""
-        _no_more(arguments)
+        no_more(arguments)
         supervisor = self._supervisor
         state = supervisor.state
         return {
@@ -73,42 +72,26 @@ class Verbs:
             "subscribers": supervisor.board.subscribers,
         }
 
-    async def incidents(self, arguments: Arguments) -> Arguments:
-        """Newest first."""
-        _no_more(arguments, "limit")
-        limit = arguments.get("limit", 20)
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= INCIDENTS_MAX:
-            raise ControlError(f"limit = {limit!r} is no number from 1 to {INCIDENTS_MAX}")
-        return {"incidents": await asyncio.to_thread(self._supervisor.store.recent, limit)}
-
-    async def incident(self, arguments: Arguments) -> Arguments:
-        """Whole."""
-        _no_more(arguments, "id")
-        incident_id = arguments.get("id") or ""
-        if not isinstance(incident_id, str):
-            raise ControlError(f"id = {incident_id!r} is no text")
-        document = await asyncio.to_thread(self._supervisor.store.one, incident_id)
-        if document is None:
-            what = f"no incident {incident_id!r}" if incident_id else "no incident yet"
-            raise ControlError(f"{what} on this box", hint="appliancectl incidents lists what there is")
-        return {"incident": document}
-
     async def restart(self, arguments: Arguments) -> Arguments:
         """A new engine life, on the same rung or on the one that is named."""
-        _no_more(arguments, "reason", "rung")
+        no_more(arguments, "reason", "rung")
+        self.check_rung(arguments)
+        return await self._ask(ev.RestartRequested(_reason(arguments), arguments.get("rung")), "restarted")
+
+    def check_rung(self, arguments: Arguments) -> None:
+        """Raise ControlError where this engine has no such rung."""
         rung, rungs = arguments.get("rung"), len(self._supervisor.state.ladder)
         if rung is not None and (not isinstance(rung, int) or isinstance(rung, bool) or not 0 <= rung < rungs):
             raise ControlError(f"rung = {rung!r} is none of 0 to {rungs - 1}", hint="0 is what is configured, higher ones are safer")
-        return await self._ask(ev.RestartRequested(_reason(arguments), rung), "restarted")
 
     async def drain(self, arguments: Arguments) -> Arguments:
         """Finish what runs, stop the engine, wait for resume."""
-        _no_more(arguments, "reason")
+        no_more(arguments, "reason")
         return await self._ask(ev.DrainRequested(_reason(arguments)), "drained")
 
     async def resume(self, arguments: Arguments) -> Arguments:
         """Leave PARKED."""
-        _no_more(arguments)
+        no_more(arguments)
         answer = await self._ask(ev.ResumeRequested("appliancectl resume"), "resumed")
         if answer["state"] == EngineState.PARKED.value:
             raise ControlError(answer["sentence"])
@@ -116,7 +99,7 @@ class Verbs:
 
     async def report(self, arguments: Arguments) -> Arguments:
         """What the gateway has in flight; `weighed`: how long the prompts were that the last crash met, answered with what to refuse."""
-        _no_more(arguments, "kind", "requests", "lengths")
+        no_more(arguments, "kind", "requests", "lengths")
         kind, requests = arguments.get("kind", "traffic"), arguments.get("requests", [])
         if kind not in REPORT_KINDS:
             raise ControlError(f"kind = {kind!r} is none of {', '.join(REPORT_KINDS)}")
@@ -152,7 +135,8 @@ class Verbs:
                 store.amend(incident["incident_id"], inflight=counted)
                 if last is not None and last["incident_id"] == incident["incident_id"]:
                     last["inflight"] = counted
-        self._fused = await asyncio.to_thread(lambda: crash_lengths(store.recent(INCIDENTS_MAX), healthy, time.time()))
+        # What a length does to one engine it does to all that run the model.
+        self._fused = await asyncio.to_thread(lambda: crash_lengths(store.whole.recent(INCIDENTS_MAX), healthy, time.time()))
         return {"fused_lengths": to_json(self._fused)}
 
     async def _ask(self, event: ev.Event, done: str) -> Arguments:
@@ -168,9 +152,3 @@ def _reason(arguments: Arguments) -> str:
     if not isinstance(reason, str):
         raise ControlError(f"reason = {reason!r} is no text")
     return printable(reason[:REASON_MAX_CHARS])
-
-
-def _no_more(arguments: Arguments, *known: str) -> None:
-    unknown = sorted(set(arguments) - set(known))
-    if unknown:
-        raise ControlError(f"unknown argument {unknown[0]!r}", hint=f"known: {', '.join(known) or 'none'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,3 +26,10 @@ def applianced(tmp_path: Path) -> Iterator[Callable[..., Applianced]]:
         if one.process.poll() is None:
             one.process.kill()
             one.process.wait()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose path leaves room for the sockets of an engine in a folder of its own: a unix socket's has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="two-") as folder:
+        yield Path(folder)

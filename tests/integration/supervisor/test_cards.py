@@ -19,6 +19,7 @@ from appliance.core.states import EngineState
 from appliance.core.units import GIB
 from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import events as ev
+from appliance.supervisor.box import Box
 from appliance.supervisor.daemon import Supervisor
 from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.notify import NullNotifier
@@ -36,7 +37,7 @@ def record(sequence: int, text: str, priority: int = 3) -> str:
     return f"{priority},{sequence},{int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)},-;{text}\n"
 
 
-class Box:
+class CardBox:
     """The machine around the supervisor."""
 
     def __init__(self, folder: Path, cards: int, *, nodes: bool) -> None:
@@ -68,10 +69,9 @@ class Box:
             run_dir,
             store,
             NullNotifier(),
+            Box.of(config, store, roots=self.roots, nvml=NvmlReader(self.nvml.command, deadline_s=0.5)),
             diagnose=diagnosis.diagnose,
             is_fatal_line=diagnosis.is_fatal_line,
-            roots=self.roots,
-            nvml=NvmlReader(self.nvml.command, deadline_s=0.5),
         )
         running = asyncio.create_task(supervisor.run())
         try:
@@ -83,9 +83,9 @@ class Box:
 
 
 @asynccontextmanager
-async def supervising(folder: Path, cards: int = 1, *, nodes: bool = True) -> AsyncIterator[tuple[Supervisor, Box]]:
+async def supervising(folder: Path, cards: int = 1, *, nodes: bool = True) -> AsyncIterator[tuple[Supervisor, CardBox]]:
     """One supervisor on a new box."""
-    box = Box(folder, cards, nodes=nodes)
+    box = CardBox(folder, cards, nodes=nodes)
     async with box.supervising() as supervisor:
         yield supervisor, box
 
@@ -128,7 +128,7 @@ async def test_it_waits_for_the_card_and_says_for_what(tmp_path: Path) -> None:
 
 async def test_a_driver_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
     """nvmlInit says that there is no driver, then there is one."""
-    box = Box(tmp_path, 1, nodes=True)
+    box = CardBox(tmp_path, 1, nodes=True)
     box.nvml.order("init 9")
     async with box.supervising() as supervisor:
         await eventually(lambda: "NVML finds no driver" in supervisor.board.current.reason, "the reason is told")
@@ -295,7 +295,7 @@ async def test_the_other_card_goes_on_alone(tmp_path: Path) -> None:
         assert "0000:01:00 is not used" in supervisor.sensors()["gpu"]["detail"]
 
 
-def _say(box: Box) -> bool:
+def _say(box: CardBox) -> bool:
     """Something else, so that the test knows that what came before was read."""
     box.kmsg.write_text(record(99, "the last line"))
     return False
@@ -315,7 +315,7 @@ async def test_other_kernel_messages_end_nothing(tmp_path: Path) -> None:
 async def test_a_card_is_proved_by_what_nvml_sees_of_the_longest_prompt(tmp_path: Path) -> None:
     """The engine is asked for a prompt of its whole context while NVML is sampled: with 3 GiB taken and 4 left it is served, with the peak
     in the status; the next time nearly nothing is left: it never serves on that rung, and the next one is proved instead."""
-    box = Box(tmp_path, 1, nodes=True)
+    box = CardBox(tmp_path, 1, nodes=True)
     box.engine = ("--max-running", "{max_running}", "--step-s", "0.3", "--context-length", "4096")
     total = 24 * GIB
     box.nvml.order(f"used 0 {total - 7 * GIB}")

@@ -18,6 +18,7 @@ from appliance import diagnosis
 from appliance.config.schema import BudgetTable, Config, DiagnosisTable, EngineTable, LadderTable, ModelTable, SupervisorTable
 from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import events as ev
+from appliance.supervisor.box import Box
 from appliance.supervisor.daemon import Supervisor
 from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.notify import NullNotifier
@@ -50,7 +51,7 @@ def interpreter(folder: Path, version: str = "0.5.17") -> Path:
     return python
 
 
-class Box:
+class SglangBox:
     """The machine and the configuration around one supervisor after another."""
 
     def __init__(self, folder: Path, mem_fraction: float, context: int, *variables: str) -> None:
@@ -75,8 +76,8 @@ class Box:
         run_dir.take()
         reader = NvmlReader(self.nvml.command, deadline_s=2.0)
         supervisor = Supervisor(
-            self.config, run_dir, store, NullNotifier(), diagnose=diagnosis.diagnose, is_fatal_line=diagnosis.is_fatal_line,
-            roots=self.roots, nvml=reader,
+            self.config, run_dir, store, NullNotifier(), Box.of(self.config, store, roots=self.roots, nvml=reader),
+            diagnose=diagnosis.diagnose, is_fatal_line=diagnosis.is_fatal_line,
         )  # fmt: skip
         running = asyncio.create_task(supervisor.run())
         try:
@@ -108,7 +109,7 @@ def ask(supervisor: Supervisor, tokens: int) -> None:
 async def test_a_prompt_that_runs_out_of_memory_brings_the_planned_flags(tmp_path: Path) -> None:
     """0.95 and a chunk of 2,048 die under a long prompt: half the chunk; that dies too: 0.93 and the context that fits, which serves it.
     The rungs that were taken outlive applianced."""
-    box = Box(tmp_path, 0.95, 119_808, "DOUBLE_OOM_ABOVE_POOL=110000")
+    box = SglangBox(tmp_path, 0.95, 119_808, "DOUBLE_OOM_ABOVE_POOL=110000")
     async with box.supervising() as supervisor:
         first = await served(supervisor, 1)
         assert (first["--mem-fraction-static"], first["--chunked-prefill-size"], first["--context-length"]) == ("0.95", "2048", "119808")
@@ -138,7 +139,7 @@ async def test_a_prompt_that_runs_out_of_memory_brings_the_planned_flags(tmp_pat
 
 async def test_a_pool_that_is_too_small_at_the_start_raises_the_fraction(tmp_path: Path) -> None:
     """SGLang refuses 0.80: the next start asks for more static memory, not for less, and serves."""
-    box = Box(tmp_path, 0.80, 65_536, "DOUBLE_SMALL_BELOW=0.85")
+    box = SglangBox(tmp_path, 0.80, 65_536, "DOUBLE_SMALL_BELOW=0.85")
     async with box.supervising() as supervisor:
         options = await served(supervisor, 2)
         incident = supervisor.casework.last_incident

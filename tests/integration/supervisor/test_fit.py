@@ -15,7 +15,7 @@ from appliance.planner.gpus import gpu_facts
 from appliance.supervisor import fits_card
 from tests.fakes.cards import HAS_COMPILER
 from tests.integration.engines import double
-from tests.integration.supervisor.test_cards import Box, reach
+from tests.integration.supervisor.test_cards import CardBox, reach
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="no gcc to build a libnvidia-ml with")
 
@@ -33,7 +33,7 @@ def sglang(folder: Path, cuda: str, **model: object) -> dict[str, object]:
 
 async def test_driver_535_with_cuda_13_is_parked_by_name(tmp_path: Path) -> None:
     """Before anything is started: which package, what it needs, what is here, what to do."""
-    box = Box(tmp_path, cards=2, nodes=True)
+    box = CardBox(tmp_path, cards=2, nodes=True)
     box.tables = sglang(tmp_path / "sglang", "13.0.96")
     (box.roots.proc / "driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 2024")
     async with box.supervising() as supervisor:

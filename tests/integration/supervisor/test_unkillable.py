@@ -16,7 +16,7 @@ from appliance.gpu.nvml import NvmlReader
 from appliance.supervisor import proc_table
 from tests.fakes.frozen_disk import FrozenDisk, frozen_disk
 from tests.integration.supervisor.harness import Applianced, is_alive, wait_for
-from tests.integration.supervisor.test_cards import XID_79, Box, eventually, reach, record
+from tests.integration.supervisor.test_cards import XID_79, CardBox, eventually, reach, record
 
 Start = Callable[..., Applianced]
 
@@ -69,7 +69,7 @@ def _resumes(one: Applianced) -> bool:
 
 async def test_a_corpse_on_a_lost_card_holds_nobody_up(tmp_path: Path, disk: FrozenDisk) -> None:
     """Xid 79, and the engine is stuck on the dead card: the next one serves on the other card while the corpse is still there."""
-    box = Box(tmp_path, 2, nodes=True)
+    box = CardBox(tmp_path, 2, nodes=True)
     async with box.supervising() as supervisor:
         await reach(supervisor, EngineState.SERVING)
         assert supervisor.life is not None

@@ -71,3 +71,36 @@ def test_a_person_may_try_a_card_again_that_a_reset_cures(tmp_path: Path, store:
     ledger.forgive()
     assert ledger.lost == {SECOND}
     assert "Xid 79" in ledger.words
+
+
+def test_one_card_of_several_is_seen_alone(tmp_path: Path, store: IncidentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine is shown its own card, lost or not; there is one record, in which each sees its own, and all what nobody may touch."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    roots = make_box(tmp_path / "box", cards=3)
+    whole = CardLedger(roots, "boot-1", store)
+    assert [card.address for card in whole.ours()] == [SECOND, FIRST], "the owner's choice, in the owner's order"
+    first, second = whole.of_card(FIRST), whole.of_card(SECOND)
+    assert first.environment() == {"CUDA_VISIBLE_DEVICES": uuid_of(0)}
+    assert second.environment() == {"CUDA_VISIBLE_DEVICES": uuid_of(1)}
+    assert first.first_uuid == uuid_of(0)
+    assert first.note(FIRST, "Xid 119", for_good=False)
+    assert (first.lost, second.lost, second.lost_anywhere, whole.lost) == ({FIRST}, frozenset(), {FIRST}, {FIRST})
+    assert (first.usable(), [card.address for card in first.ours()]) == ((), [FIRST])
+    assert [card.address for card in second.usable()] == [SECOND]
+    assert ("Xid 119" in first.words, second.words) == (True, "")
+    second.forgive()
+    assert first.lost == {FIRST}, "another's resume is none of its own"
+    assert CardLedger(roots, "boot-1", store).lost == {FIRST}
+    first.forgive()
+    assert whole.lost == frozenset()
+
+
+def test_without_uuids_one_card_has_its_number_on_the_whole_bus(
+    tmp_path: Path, store: IncidentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not its number among the cards that its engine is shown."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    roots = make_box(tmp_path / "box", cards=2)
+    (roots.proc / "driver/nvidia/gpus/0000:02:00.0/information").unlink()
+    ledger = CardLedger(roots, "boot-1", store).of_card(SECOND)
+    assert ledger.environment() == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -1,0 +1,35 @@
+"""Folders of several engines in one run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.core.errors import ApplianceError
+from appliance.supervisor.run_dir import RunDir
+
+
+def test_each_engine_counts_its_lives_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """Made where it is missing, kept where it is."""
+    whole = RunDir(tmp_path / "run")
+    whole.take()
+    first, second = whole.replica(0), whole.replica(1)
+    first.note_generation(7)
+    assert [folder.generation for folder in (whole, whole.replica(0), second)] == [0, 7, 0]
+    (second.path / "engine-3.sock").touch()
+    first.remove_engine_sockets()
+    assert (second.path / "engine-3.sock").exists()
+
+
+def test_a_path_that_leaves_no_room_for_a_socket_is_refused(tmp_path: Path) -> None:
+    """Before an engine is started that nobody could reach: both lengths and the cure; so is a folder that cannot be made."""
+    folder = tmp_path / ("x" * 90)
+    folder.mkdir()
+    with pytest.raises(ApplianceError) as refused:
+        RunDir(folder).replica(0)
+    for words in ("replica-0", "107", "shorter run directory"):
+        assert words in str(refused.value)
+    (tmp_path / "replica-1").touch()
+    with pytest.raises(ApplianceError, match="cannot be made"):
+        RunDir(tmp_path).replica(1)
