@@ -185,7 +185,8 @@ def _headline(incident: records.Document) -> str:
     what = f"{incident['engine']} {incident['engine_version']}".strip()
     load = f", {incident_report.counted(incident)} in flight" if incident["inflight"] else ""
     phase = incident_report.phase(incident)
-    return f"{incident['incident_id']}  {moment(incident['time_s'])}  {what} with {incident['model']}, {phase}{load}\n"
+    card = f" on card {incident['card']}" if incident.get("card") else ""
+    return f"{incident['incident_id']}  {moment(incident['time_s'])}  {what} with {incident['model']}{card}, {phase}{load}\n"
 
 
 def _tell(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, incident: records.Document | None = None) -> ExitCode:
@@ -232,7 +233,12 @@ def _incident_fields(incident: records.Document) -> dict[str, object]:
     kept = ("incident_id", "time_s", "generation", "engine", "engine_version", "model", "phase", "uptime_s", "recovered_s")
     moves = ("rung_before", "rung_after", "inflight")
     action = incident["action"]
-    return {"action": action["kind"], "basis": action["basis"], **{name: incident[name] for name in (*kept, *moves)}}
+    return {
+        "action": action["kind"],
+        "basis": action["basis"],
+        "card": incident.get("card", ""),
+        **{name: incident[name] for name in (*kept, *moves)},
+    }
 
 
 def _print_text(text: str, *, crashed: bool) -> None:

@@ -37,7 +37,8 @@ def incidents(place: Place, limit: int, as_patterns: bool, as_json: bool) -> Non
     elif not found:
         say("no incidents: nothing has crashed here")
     else:
-        table(("INCIDENT", "TIME", "CAUSE", "DONE", "BACK AFTER"), [_row(incident) for incident in found])
+        of_cards = ("CARD",) if any(incident.get("card") for incident in found) else ()
+        table(("INCIDENT", "TIME", *of_cards, "CAUSE", "DONE", "BACK AFTER"), [_row(incident, len(of_cards)) for incident in found])
         say(faint("one of them in full: appliancectl diagnose --incident ID"))
 
 
@@ -53,11 +54,12 @@ def _patterns(place: Place, found: Sequence[records.Document], *, as_json: bool)
         show(kinds)
 
 
-def _row(incident: records.Document) -> tuple[str, ...]:
+def _row(incident: records.Document, cards: int) -> tuple[str, ...]:
     recovered_s = incident.get("recovered_s")
     return (
         incident["incident_id"],
         moment(incident["time_s"]),
+        *(incident.get("card") or "-",)[:cards],
         incident["diagnosis"]["cause"],
         incident["action"]["kind"],
         "-" if recovered_s is None else format_duration(recovered_s),

@@ -47,6 +47,7 @@ class Entry:
         generation: of the engine's life that said it, where one did; a spare's process number.
         priority: syslog's number; smaller is worse.
         fatal: the pattern by which diagnosis takes it for the end of an engine; empty where it does not.
+        card: with an engine on each card, that of which it is said.
     """
 
     time_s: float
@@ -55,6 +56,7 @@ class Entry:
     priority: int
     text: str
     fatal: str = ""
+    card: str = ""
 
 
 @click.command(cls=Verb)
@@ -138,7 +140,8 @@ def entry_of(record: Mapping[str, Any], fatal: Fatal) -> Entry:
     generation = str(record.get(_NUMBERED.get(who, ""), ""))
     pattern = fatal(text) if who == "engine" else None
     time_s = int(record.get("__REALTIME_TIMESTAMP", 0)) / 1e6
-    return Entry(time_s, who, generation, int(record.get("PRIORITY", 6)), printable(click.unstyle(text), keep="\t\n"), pattern or "")
+    words, card = printable(click.unstyle(text), keep="\t\n"), str(record.get("APPLIANCE_CARD", ""))
+    return Entry(time_s, who, generation, int(record.get("PRIORITY", 6)), words, pattern or "", card)
 
 
 def part_of(entry: Entry) -> str:
@@ -158,6 +161,8 @@ def line_of(entry: Entry) -> str:
     """For people."""
     clock = time.strftime("%m-%d %H:%M:%S", time.localtime(entry.time_s))
     who = entry.who if entry.who == "spare" else f"{entry.who} {entry.generation}".strip()
+    if entry.card and entry.who in _NUMBERED:  # applianced's own words have it in them
+        who = f"{who} on {entry.card}"
     mark = bad(f"fatal ({entry.fatal}): ") if entry.fatal else bad("error: ") if entry.priority <= _ERROR else ""
     if not mark and entry.priority == _WARNING:
         mark = uncertain("warning: ")

@@ -103,8 +103,9 @@ def _watch(place: Place, as_json: bool) -> None:
 
 
 def _print(state: EngineState, answer: Json, troubles: Sequence[Finding], restrictions: Sequence[str]) -> None:
-    model = answer.get("model") or "no model"
-    say(f"{_mark(state)} {bold(str(model))} ({answer.get('engine')}, generation {answer.get('generation')})")
+    model, several = answer.get("model") or "no model", answer.get("replicas") or ()
+    counted = f"{len(several)} engines, a card each" if several else f"generation {answer.get('generation')}"
+    say(f"{_mark(state)} {bold(str(model))} ({answer.get('engine')}, {counted})")
     for line in wrapped(str(answer.get("sentence", ""))):
         say(f"  {line}")
     say()
@@ -112,17 +113,27 @@ def _print(state: EngineState, answer: Json, troubles: Sequence[Finding], restri
         say_finding(trouble)
     fields(
         (
-            ("engine", _engine(answer)),
+            ("engine", "" if several else _engine(answer)),
             ("up", format_duration(float(answer.get("uptime_s") or 0.0))),
             ("restarts", str(answer.get("restarts", ""))),
-            ("rung", _rung(answer.get("rung"), answer.get("rungs"))),
-            ("memory proof", str((answer.get("proof") or {}).get("detail", ""))),
-            ("limits", _limits(answer.get("limits"))),
+            *(() if several else _setting(answer)),
             ("admission", "; ".join(restrictions)),
             ("lengths of crashes", "" if restrictions else _lengths(answer.get("fused_lengths"))),
             ("last incident", _incident(answer.get("last_incident"))),
             *_sensors(answer.get("sensors")),
         )
+    )
+    for number, one in enumerate(several):
+        say()
+        say(f"{_mark(EngineState(one['state']))} {bold('card ' + one['card'])} (replica {number}, generation {one['generation']})")
+        fields((("", str(one["sentence"])), ("engine", _engine(one)), ("restarts", str(one["restarts"])), *_setting(one)))
+
+
+def _setting(answer: Json) -> tuple[tuple[str, str], ...]:
+    return (
+        ("rung", _rung(answer.get("rung"), answer.get("rungs"))),
+        ("memory proof", str((answer.get("proof") or {}).get("detail", ""))),
+        ("limits", _limits(answer.get("limits"))),
     )
 
 

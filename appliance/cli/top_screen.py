@@ -58,8 +58,12 @@ def _whole(words: str, width: int) -> Iterator[str]:
 
 
 def _machine(view: View, width: int) -> Iterator[str]:
+    several = view.machine.get("replicas") or ()
+    for one in several:
+        place = f"{one['card'].removeprefix('0000:'):<11} {one['state'].replace('_', ' ')}, generation {one['generation']}"
+        yield _cut(f"{place}, rung {place_of(one['rung'], one.get('rungs'))}: {one['sentence']}", width)
     rung = view.machine.get("rung")
-    if rung:
+    if rung and not several:
         place = place_of(rung, view.machine.get("rungs"))
         why = f"; {view.ladder['why']}" if view.ladder.get("why") else ""
         context, chunk = f"{rung['context_length_tokens']:,}", f"{rung['prefill_chunk_tokens']:,}"

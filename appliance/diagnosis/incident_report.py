@@ -31,6 +31,8 @@ def facts(incident: Document) -> Iterator[tuple[str, str]]:
     yield "when", str(report.moment(incident["time_s"]))
     yield "engine", f"{incident['engine']} {incident['engine_version']}".strip()
     yield "model", str(incident["model"])
+    if incident.get("card"):
+        yield "card", str(incident["card"])
     yield "appliance", __version__
     yield "generation", f"{incident['generation']}, {phase(incident)}"
     before, after = incident["rung_before"], incident["rung_after"]

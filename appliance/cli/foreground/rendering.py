@@ -28,7 +28,8 @@ def render(name: str, line: str, clock: str) -> str:
     if "engine" in record:
         text = _ENGINE_STAMP.sub("", text)
         match = _LEVEL.match(text)
-        return _shown(clock, "engine", match[1].lower() if match else level, text[match.end() :] if match else text)
+        where = f"card {record['card']}: " if "card" in record else ""
+        return _shown(clock, "engine", match[1].lower() if match else level, where + (text[match.end() :] if match else text))
     fields = " ".join(f"{key}={value}" for key, value in record.items() if key not in _NOT_FIELDS)
     return _shown(clock, name, level, text, fields)
 

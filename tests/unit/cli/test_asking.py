@@ -189,3 +189,27 @@ def test_a_rung_that_is_none_is_refused_before_anything_is_asked(ctl, applianced
     said = ctl("--run-dir", applianced.run_dir, "restart", "--rung", "up")
     assert (said.code, applianced.asked) == (2, [])
     assert "'up' is neither `original` nor the number of a rung" in said.err
+
+
+def test_status_tells_of_each_engine_of_several(ctl, applianced) -> None:
+    """The sum first; then each by its card, with its sentence and its setting; the sum's own engine and rung would be one of them."""
+    one = {"state": "serving", "card": "0000:01:00", "sentence": "serving demo on rung 0", "generation": 3, "restarts": 1}
+    other = one | {"state": "parked", "card": "0000:02:00", "sentence": "parked because it is lost", "engine_pid": None}
+    replicas = [STATUS | one, STATUS | other]
+    applianced.answers["status"] = STATUS | {"state": "degraded", "sentence": "1 of 2 engines serves", "replicas": replicas}
+    said = ctl("--run-dir", applianced.run_dir, "status")
+    assert said.code == 0
+    assert said.out.startswith("degraded demo (native, 2 engines, a card each)\n  1 of 2 engines serves\n")
+    assert said.out.count("context 2048 tokens,") == 2
+    assert "serving card 0000:01:00 (replica 0, generation 3)" in said.out
+    assert "parked card 0000:02:00 (replica 1, generation 3)" in said.out
+    assert said.out.count("pid 4711") == 1
+    assert "parked because it is lost" in said.out
+
+
+@pytest.mark.parametrize("verb", ["restart", "drain", "resume"])
+def test_one_engine_of_several_can_be_named(ctl, applianced, verb: str) -> None:
+    """By its number in the status."""
+    assert ctl("--run-dir", applianced.run_dir, verb, "--replica", "1").code == 0
+    assert applianced.asked[0][1]["replica"] == 1
+    assert ctl("--run-dir", applianced.run_dir, verb, "--replica", "-1").code == 2

@@ -38,6 +38,18 @@ def test_incidents_are_listed_newest_first(ctl, kept: Path) -> None:
     assert lines[2].endswith("cuda_oom_prefill  restart_safer  1.25 s")
 
 
+def test_with_several_engines_the_card_is_named(ctl, applianced, incident) -> None:
+    """In the list, and where one is told in full; an incident of before has none."""
+    applianced.answers["incidents"] = {"incidents": [incident_to_json(incident(n, card=card)) for n, card in ((2, "0000:02:00"), (1, ""))]}
+    applianced.answers["incident"] = {"incident": incident_to_json(incident(2, card="0000:02:00"))}
+    head, second, first = ctl("--run-dir", applianced.run_dir, "incidents").out.splitlines()[:3]
+    assert head.split()[:3] == ["INCIDENT", "TIME", "CARD"]
+    assert "  0000:02:00  cuda_oom_prefill" in second
+    assert "  -           cuda_oom_prefill" in first
+    assert "with demo on card 0000:02:00, after" in ctl("--run-dir", applianced.run_dir, "diagnose").out
+    assert "| card | 0000:02:00 |" in ctl("--run-dir", applianced.run_dir, "diagnose", "--markdown").out
+
+
 def test_limit_and_json(ctl, kept: Path) -> None:
     """All fields but the evidence."""
     data = json.loads(ctl("--state-dir", kept, "incidents", "--limit", "2", "--json").out)["incidents"]

@@ -97,6 +97,18 @@ def test_what_is_held_back_or_refused_is_said_with_the_reason() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_each_engine_of_several_has_a_line() -> None:
+    """Its card, its state, its rung, its sentence; the rung of one of them would pass for that of all."""
+    view = busy()
+    one = {"state": "serving", "card": "0000:01:00", "generation": 3, "rung": rungs()[0], "rungs": 3, "sentence": "serving"}
+    other = one | {"state": "waiting_for_gpu", "card": "0000:02:00", "rung": rungs()[1], "sentence": "waiting for the GPU"}
+    view.machine["replicas"] = [one, other]
+    lines = plain(view)
+    assert "01:00       serving, generation 3, rung 0, as configured: serving" in lines
+    assert "02:00       waiting for gpu, generation 3, rung 1 of 2: waiting for the GPU" in lines
+    assert not [line for line in lines if line.startswith("rung ")]
+
+
 def test_what_has_no_room_is_counted() -> None:
     """And not silently left out."""
     assert any("more" in line and line.startswith("…") for line in plain(busy(30, 5)))
