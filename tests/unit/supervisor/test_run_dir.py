@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,16 @@ from appliance.core.errors import ApplianceError
 from appliance.supervisor.run_dir import RunDir
 
 
-def test_each_engine_counts_its_lives_in_a_folder_of_its_own(tmp_path: Path) -> None:
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A unix socket's path has 107 bytes, of which pytest's own folders take most."""
+    with tempfile.TemporaryDirectory(prefix="run-") as folder:
+        yield Path(folder)
+
+
+def test_each_engine_counts_its_lives_in_a_folder_of_its_own(short_path: Path) -> None:
     """Made where it is missing, kept where it is."""
-    whole = RunDir(tmp_path / "run")
+    whole = RunDir(short_path / "run")
     whole.take()
     first, second = whole.replica(0), whole.replica(1)
     first.note_generation(7)
@@ -22,14 +31,14 @@ def test_each_engine_counts_its_lives_in_a_folder_of_its_own(tmp_path: Path) -> 
     assert (second.path / "engine-3.sock").exists()
 
 
-def test_a_path_that_leaves_no_room_for_a_socket_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_leaves_no_room_for_a_socket_is_refused(short_path: Path) -> None:
     """Before an engine is started that nobody could reach: both lengths and the cure; so is a folder that cannot be made."""
-    folder = tmp_path / ("x" * 90)
+    folder = short_path / ("x" * 90)
     folder.mkdir()
     with pytest.raises(ApplianceError) as refused:
         RunDir(folder).replica(0)
     for words in ("replica-0", "107", "shorter run directory"):
         assert words in str(refused.value)
-    (tmp_path / "replica-1").touch()
+    (short_path / "replica-1").touch()
     with pytest.raises(ApplianceError, match="cannot be made"):
-        RunDir(tmp_path).replica(1)
+        RunDir(short_path).replica(1)
