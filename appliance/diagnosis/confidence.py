@@ -71,6 +71,8 @@ def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
         yield Doubt("how long somebody waited does not tell for what")
     elif root.cause in _SHOWN_AS and root.source in (Source.ENGINE_LOG, Source.NVIDIA_SMI) and not _given(case, Source.KERNEL_LOG):
         yield Doubt("a card or link that fails shows itself in these words too, and no kernel log was given")
+    if root.cause is Cause.DRIVER_NOT_READY and root.phase.serving:
+        yield Doubt("it had served before: a card that is lost, reset or asleep shows itself so", 2)
     if root.sure and (other := same_words(root, case)) is not None:
         yield Doubt(other)
     if root.tier == 6:

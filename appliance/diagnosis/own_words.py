@@ -11,33 +11,16 @@ import re
 
 _OURS = ("(evidence ", " confidence=")
 _MARKS = (
-    "HTTP/",
-    "request",
-    "Request",
-    "prompt",
-    "Req(",
-    "ReqInput",
-    "| GET",
-    "| POST",
-    "| HEAD",
-    "| DELETE",
-    "| PUT",
-    "  raise ",
-    "Generated response ",
-    "Parsed message: ",
-    "COMMAND=",
-    " CMD (",
-    "grep ",
-    '"content":',
-    *_OURS,
-)
+    "HTTP/", "request", "Request", "prompt", "inputs=", "Req(", "ReqInput", "| GET", "| POST", "| HEAD", "| DELETE", "| PUT",
+    "  raise ", "Generated response ", "Parsed message: ", "COMMAND=", " CMD (", "grep ", '"content":', *_OURS,
+)  # fmt: skip
 _REQUEST_LINE = re.compile(
     r"(?<=[\"\s])((?:GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) )[^\"\n]{1,4000}?(?= HTTP/\d|\"|\s\d{1,3}(?:\.\d{1,3}){3} \d{3})"
 )
 _GIN_PATH = re.compile(r"(\| (?:GET|POST|PUT|PATCH|DELETE|HEAD)\s+)\"[^\"]*\"")
 _BODY = (
     r"(Received request [^\s:]{1,200}: |Receive(?:d)?: obj=\w{1,40}\(|GenerateReqInput\(|(?:Chat)?CompletionRequest\(|\bReq\(|"
-    r"[Rr]equest body: |\bprompt: ['\"]|\bprompt=\\?['\"]|\"prompt\": ?\"|\"messages\": ?\[|\"content\": ?\"|Parsed message: |"
+    r"[Rr]equest body: |\bprompt: ['\"]|\b(?:prompt|inputs)=\\?['\"]|\"prompt\": ?\"|\"messages\": ?\[|\"content\": ?\"|Parsed message: |"
     r"Generated response \S{1,200}(?: \([^)]{1,40}\))?: output: |\bCOMMAND=|\) CMD \(|(?:^|[$#+>|] )(?:sudo )?[zef]?grep ).*"
 )
 _REQUEST_BODY = re.compile(_BODY, re.DOTALL)

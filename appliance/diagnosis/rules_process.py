@@ -170,6 +170,8 @@ def _dumped(event: Event, case: Case) -> Event:
     """A core dump of the engine: of which signal, its line or the unit's end tells. systemd's own watchdog dumps cores too, and so does
     whoever gives up (SIGABRT): the dump then follows from that.
     """
+    if asked_for(case, event):
+        return replace(event, kind=Kind.CONSEQUENCE, cause=None, fatal=False, note="during a stop")
     told = signal_of(event.fields.get("signal")) or case.exit.signal or next(_dumping_signals(case), None)
     if told in OWN_FAULTS and told in _DEATHS:
         cause, tier, rank = _DEATHS[str(told)]

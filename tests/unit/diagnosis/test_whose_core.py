@@ -37,6 +37,15 @@ def test_a_dump_of_which_nothing_tells_the_signal_is_no_sure_segfault() -> None:
     assert (found.cause, found.confidence) == (Cause.SEGFAULT_NATIVE, Confidence.MEDIUM)
 
 
+def test_a_dump_of_the_teardown_in_a_stop_that_was_asked_for_is_no_crash() -> None:
+    """As the unit's end is none."""
+    log = [UNIT.removesuffix("vllm.service: ") + "Stopping vllm.service - vLLM...", DUMPED]
+    log.append(UNIT + "Main process exited, code=dumped, status=11/SEGV")
+    engine = "INFO:     Shutting down\nINFO:     Application shutdown complete."
+    found = diagnose([*read_evidence(engine, Source.ENGINE_LOG), *read_evidence("\n".join(log), Source.SYSTEMD)])
+    assert found.cause is Cause.OK_SHUTDOWN
+
+
 def test_what_systemd_says_of_its_own_services_is_not_the_engines() -> None:
     """Its watchdog watches others too."""
     log = UNIT.replace("vllm", "systemd-udevd") + "Watchdog timeout (limit 3min)!\n"
