@@ -11,7 +11,7 @@ from typing import Any
 from appliance.control.server import ControlServer, Handler, PublicationBoard
 from appliance.core.launch import EngineLimits
 from appliance.core.publication import Publication
-from appliance.core.states import ANSWERING, EngineState
+from appliance.supervisor.summing import summed
 from tests.fakes.scripted_appliance import GatewayProcess, ScriptedAppliance, gateway
 
 
@@ -82,15 +82,8 @@ class ScriptedReplicas:
         self.board.post(self._whole())
 
     def _whole(self) -> Publication:
-        parts = tuple(engine.board.current for engine in self.engines)
-        best = next((part for part in parts if part.state in ANSWERING), parts[0])
-        state = EngineState.DEGRADED if best.state in ANSWERING and any(part.state not in ANSWERING for part in parts) else best.state
-        generation = sum(part.generation for part in parts)
-        answering = sum(part.state in ANSWERING for part in parts)
-        out = (f"card {index}: {part.reason}" for index, part in enumerate(parts) if part.state not in ANSWERING)
-        reason = "; ".join((f"{answering} of {len(parts)} engines serve", *out))
-        incident_id = max((part.incident_id for part in parts if part.incident_id is not None), default=None)
-        return Publication(state, generation, best.endpoint, best.limits, reason, best.retry_after_s, incident_id, replicas=parts)
+        parts = [engine.board.current for engine in self.engines]
+        return summed(parts, [f"0000:0{index}:00" for index in range(1, len(parts) + 1)])
 
     async def _report(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self.reports.append(arguments)

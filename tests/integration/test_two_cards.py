@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance.core.units import GIB
 from tests.fakes.cards import HAS_COMPILER
 from tests.fakes.scripted_appliance import Answer, GatewayProcess, gateway
-from tests.integration.supervisor.test_fleet import TwoCards
+from tests.integration.supervisor.test_fleet import SECOND, TwoCards
 
 pytestmark = [pytest.mark.skipif(not HAS_COMPILER, reason="no gcc to build a libnvidia-ml with"), pytest.mark.timeout(120)]
 
@@ -73,3 +74,26 @@ async def test_clients_see_one_endpoint() -> None:
     assert later, "none was asked during the restart"
     assert Counter((answer.status, text_of(answer)) for answer in answers) == {(200, WHOLE): len(answers)}
     assert generations == [3, 2]
+
+
+async def test_each_engine_is_held_back_by_its_own_card() -> None:
+    """One card over its red line: long prompts go alone to its engine and as ever to the other; metrics tell the two apart."""
+    with tempfile.TemporaryDirectory(prefix="two-") as folder:
+        one = TwoCards(Path(folder))
+        try:
+            await asyncio.to_thread(one.wait_each, "serving", "serving")
+            async with gateway(one.run_dir) as running:
+                one.nvml.order(f"used 1 {int(23.8 * GIB)}")
+                status = await running.until(
+                    lambda status: len(status["engines"]) == 2 and status["engines"][1]["memory"]["over"],
+                    "the second card is over its line",
+                )
+                page = (await running.ask("GET", "/metrics")).body.decode()
+                assert await running.stop() == 0
+        finally:
+            code = await asyncio.to_thread(one.stop)
+    assert code == 0
+    assert not status["engines"][0]["memory"]["over"]
+    assert SECOND in status["engines"][1]["memory"]["sentence"]
+    for name in ("appliance_engine_rung", "appliance_replica_generation", "appliance_replica_up"):
+        assert [f'{name}{{replica="{replica}"}}' in page for replica in (0, 1)] == [True, True], name

@@ -127,9 +127,11 @@ async def test_health_is_good_while_one_engine_answers(run_dir: Path) -> None:
         await gateway.until(lambda status: status["standing"] == "hold", "both are out")
         ill = await gateway.ask("GET", "/health")
     assert (healthy.status, models.status) == (200, 200)
-    assert healthy.json()["sentence"] == "1 of 2 engines serve; card 1: the engine died of SIGKILL"
+    assert healthy.json()["sentence"] == "1 of 2 engines serves; card 0000:02:00: the engine died of SIGKILL"
     assert (ill.status, ill.headers["retry-after"]) == (503, "3")
-    assert ill.error()["message"] == "0 of 2 engines serve; card 0: the engine died of SIGSEGV; card 1: the engine died of SIGKILL"
+    assert ill.error()["message"] == (
+        "none of 2 engines serve; card 0000:01:00: the engine died of SIGSEGV; card 0000:02:00: the engine died of SIGKILL"
+    )
 
 
 async def test_with_both_out_requests_are_held_until_one_is_back(run_dir: Path) -> None:
@@ -147,7 +149,7 @@ async def test_with_both_out_requests_are_held_until_one_is_back(run_dir: Path) 
         refused = await gateway.until(lambda status: status["standing"] == "refuse", "both are parked")
         told = await gateway.post({"do": "whole"})
     assert [answer.status for answer in answers] == [200] * 4
-    assert refused["sentence"] == "0 of 2 engines serve; card 0: a person is needed; card 1: a person is needed"
+    assert refused["sentence"] == "a person is needed"
     assert (told.status, told.error()["code"]) == (503, "engine_parked")
 
 

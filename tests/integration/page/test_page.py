@@ -123,7 +123,7 @@ async def test_each_of_several_engines_has_a_line(run_dir: Path, new_tab: NewTab
             await tab.shows("#slots tbody", "1 of engine 0")
             await scripted.engines[1].crash(reason=f"it died of SIGKILL {HOSTILE}")
             await tab.shows("#engines tbody tr:nth-child(2)", f"it died of SIGKILL {HOSTILE}")
-            await tab.shows("#sentence", "1 of 2 engines serve; card 1: it died")
+            await tab.shows("#sentence", "1 of 2 engines serves; card 0000:02:00: it died")
             await tab.shows("#engines tbody tr:nth-child(1)", "serving")
         assert await tab.page.locator("#engines tbody tr").count() == 2
         assert tab.faults == []
