@@ -84,6 +84,7 @@ def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
     elif root.source is Source.EXIT or root.tier == 5:
         yield Doubt("how a process ended does not tell why")
     yield from _of_another_host(root, case)
+    yield from _of_long_ago(root, case)
     over = root.source is Source.KERNEL_LOG and any(boot.order > root.order for boot in case.named("boot"))
     if over and not _given(case, Source.ENGINE_LOG):
         yield Doubt("it stands in a boot that is over, and no engine's log tells that one ran then")
@@ -109,6 +110,24 @@ def _of_another_host(root: Event, case: Case) -> Iterator[Doubt]:
 def _host(item: Evidence) -> str:
     """Without its domain."""
     return str(item.data.get("host", "")).partition(".")[0].lower()
+
+
+LONG_AGO_S = 6 * 3600.0
+"""Logs are taken when an engine has failed: what stands so long before their end may be of another day's failure."""
+
+
+def _of_long_ago(root: Event, case: Case) -> Iterator[Doubt]:
+    """What the kernel or systemd said well before its log ends, where the engine's log has no clock to tell when that one failed."""
+    if root.source not in (Source.KERNEL_LOG, Source.SYSTEMD) or root.evidence.time_s is None or not _given(case, Source.ENGINE_LOG):
+        return
+    if any(item.time_s is not None for item in case.lines_of(Source.ENGINE_LOG)):
+        return
+    later_s = max((distance_s(item, root.evidence) or 0.0 for item in case.lines_of(root.source)), default=0.0)
+    if later_s > LONG_AGO_S:
+        hours = later_s / 3600
+        yield Doubt(
+            f"it stands {hours:.0f} hours before the end of its log, and the engine's log has no clock to tell when that one failed"
+        )
 
 
 OUTLIVED_S = 60.0

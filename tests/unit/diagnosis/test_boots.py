@@ -117,3 +117,12 @@ def test_another_machines_kernel_is_doubted() -> None:
         found = verdict(engine, kernel(("09 10:00:01", LOST)).replace(" den ", f" {host} "))
         assert (found.cause, found.confidence) == (Cause.GPU_OFF_BUS, confidence)
         assert host not in " ".join(found.doubts)
+
+
+def test_a_fault_of_long_ago_is_not_certain_where_the_engine_has_no_clock() -> None:
+    """Within one boot nothing else tells; with a clock the window of time does."""
+    engine = [line.partition("] ")[2] or line for line in FAILED]
+    for last, confidence in (("09 10:30:00", Confidence.HIGH), ("11 10:30:00", Confidence.MEDIUM)):
+        found = verdict(engine, kernel(("09 10:00:03", LOST), (last, "eth0: link up")))
+        assert (found.cause, found.confidence) == (Cause.GPU_OFF_BUS, confidence)
+    assert verdict(FAILED, kernel(("09 10:00:03", LOST), ("11 10:30:00", "eth0: link up"))).confidence is Confidence.HIGH
