@@ -12,15 +12,14 @@ from collections.abc import Sequence as Several
 import torch
 from torch import Tensor
 
+from appliance.engine.block_keeping import BlockKeeping
 from appliance.engine.block_pool import BlockPool, Region
 from appliance.engine.kv_cache import KvCache
 from appliance.engine.models.decoder import Attend as DecoderAttend
 from appliance.engine.models.decoder import Decoder
 from appliance.engine.models.linear import padded_rows
-from appliance.engine.scheduler import BlockMoves, Chunk
+from appliance.engine.scheduler import Chunk
 from appliance.engine.sequence import Sequence
-from appliance.engine.swap import SwapSpace
-from appliance_kernels.kv_write.reference import Guard, Violation, checked_tables, plan_blocks
 from appliance_kernels.on_card import Attend, Cache, OnCard, Piece, Reader, Write
 from appliance_kernels.tiles import CacheShape
 
@@ -29,22 +28,17 @@ class CardFailed(Exception):
     """The driver reported an error of a kernel, not of memory: what this process computes on the card is worth nothing any more."""
 
 
-class CardRunner:
-    """Owns the decoder and the cache's memory, both on the card; what loop.py asks of a ModelRunner."""
+class CardRunner(BlockKeeping):
+    """Owns the decoder too, all of it on the card; what loop.py asks of a ModelRunner."""
 
     def __init__(self, decoder: Decoder, pool: BlockPool, card: OnCard, swap_bytes: int = 0) -> None:
         """The cache is allocated here; so much of it can be set aside in the host's memory."""
         config, geometry = decoder.config, pool.geometry
+        super().__init__(KvCache(config, geometry, card.device), pool, card.violations(), swap_bytes, card.device)
         self._decoder = decoder
         self._card = card
-        self._geometry = geometry
-        self._memory = KvCache(config, geometry, card.device)
-        self._swap = SwapSpace(self._memory, swap_bytes)
-        self._violations = card.violations()
-        self._guards = {region: Guard(pool.words, pool.owners, *geometry.bounds(region)) for region in Region}
-        self._whole = Guard(pool.words, pool.owners, 0, geometry.end_block)
         shape = CacheShape(geometry.block_tokens, config.kv_heads, config.group, geometry.null_block)
-        self._cache = Cache(shape, config.head_dim, torch.float32, self._whole, self._violations)
+        self._readable_cache = Cache(shape, config.head_dim, torch.float32, self._whole, self._violations)
         self._short_of_memory = False
         self._window_of_layer = [layer.window_tokens for layer in config.layers]
         self._windows = sorted(set(self._window_of_layer))
@@ -64,47 +58,6 @@ class CardRunner:
             return CardRunner(self._decoder, pool, self._card)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
-
-    def check_guards(self) -> None:
-        """Raises CacheCorrupt where something was written between the regions or behind them."""
-        self._memory.check_guards()
-
-    def take_violations(self) -> list[Violation]:
-        """What was not written or read since the last call, because it was not to be. Waits for the card."""
-        return self._violations.take()
-
-    def apply(self, moves: BlockMoves) -> None:
-        """Before anything else of a step."""
-        if moves.scrub:
-            blocks, owners = zip(*moves.scrub, strict=True)
-            kept = plan_blocks(blocks, owners, self._whole, self._violations)
-            self._memory.scrub(self._place(blocks)[kept])
-        if moves.copies:
-            self._copy(moves.copies, Region.DECODE)
-        for owner, targets in moves.restores:
-            kept = plan_blocks(targets, [owner] * len(targets), self._guards[Region.DECODE], self._violations)
-            self._swap.restore(owner, self._place(targets)[kept], kept)
-
-    def save(self, owner: int, blocks: Several[int]) -> bool:
-        """Set aside what these blocks hold, for `apply` to bring back. False: no room, or not its blocks."""
-        (readable,) = self._readable([blocks], [owner])
-        return list(readable) == list(blocks) and self._swap.save(owner, blocks)
-
-    def drop(self, owner: int) -> None:
-        """What was set aside is not wanted any more."""
-        self._swap.drop(owner)
-
-    def promote(self, copies: Several[tuple[int, int, int]]) -> bool:
-        """(from, to, owner): blocks of finished answers into the prompts' region. False: one of them was refused."""
-        self._copy(copies, Region.PREFILL)
-        return not self._violations.count
-
-    def _copy(self, copies: Several[tuple[int, int, int]], region: Region) -> None:
-        """(from, to, owner), in all layers, into this region."""
-        sources, targets, owners = zip(*copies, strict=True)
-        readable = self._readable([[source] for source in sources], owners)
-        kept = plan_blocks(targets, owners, self._guards[region], self._violations)
-        self._memory.copy(self._place([source for (source,) in readable])[kept], self._place(targets)[kept])
 
     def prefill(self, chunks: Several[Chunk]) -> Tensor | None:
         """Compute chunks of different sequences in one pass.
@@ -139,7 +92,7 @@ class CardRunner:
             # A prompt goes to the prefill region, an answer that is computed again to the decode region.
             region = Region.DECODE if chunk.sequence.decode_blocks else Region.PREFILL
             writes.append((piece.row, self._plan_write([(piece.reader, place) for place in places], region)))
-        attend = self._attention(len(token_ids), writes, self._card.plan_prefill(pieces, self._windows, self._cache))
+        attend = self._attention(len(token_ids), writes, self._card.plan_prefill(pieces, self._windows, self._readable_cache))
         hidden = self._decoder.forward(*self._padded(token_ids, positions), attend)
         last = [piece.row + piece.count - 1 for piece, chunk in zip(pieces, chunks, strict=True) if chunk.chooses]
         return self._logits(hidden, last) if last else None
@@ -153,7 +106,7 @@ class CardRunner:
         readers = [self._reader(sequence) for sequence in sequences]
         positions = [len(sequence.token_ids) - 1 for sequence in sequences]
         write = self._plan_write(list(zip(readers, positions, strict=True)), Region.DECODE)
-        plans = self._card.plan_decode(readers, positions, self._windows, self._cache)
+        plans = self._card.plan_decode(readers, positions, self._windows, self._readable_cache)
         attend = self._attention(len(readers), [(0, write)], plans)
         hidden = self._decoder.forward(*self._padded([sequence.token_ids[-1] for sequence in sequences], positions), attend)
         return self._logits(hidden, list(range(len(readers))))
@@ -161,11 +114,11 @@ class CardRunner:
     def _attention(self, rows: int, writes: Several[tuple[int, Write]], plans: Mapping[int, Attend]) -> DecoderAttend:
         """Write all rows, then attend; `writes` begin at those rows. The rows behind, which fill up, stay zero."""
         config = self._decoder.config
-        mixed = torch.zeros(padded_rows(rows), config.heads * config.head_dim, device=self._card.device)
+        mixed = torch.zeros(padded_rows(rows), config.heads * config.head_dim, device=self._device)
         ends = [*(row for row, _ in writes[1:]), rows]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self._memory.keys(layer), self._memory.values(layer)
+            keys, values = self._cache.keys(layer), self._cache.values(layer)
             for (begin, write), end in zip(writes, ends, strict=True):
                 write(k[begin:end], v[begin:end], keys, values)
             plans[self._window_of_layer[layer]](q[:rows], keys, values, config.attention_scale, mixed)
@@ -177,10 +130,7 @@ class CardRunner:
         """Of tokens of these sequences at these positions."""
         block_tokens = self._geometry.block_tokens
         slots = [reader.table[position // block_tokens] * block_tokens + position % block_tokens for reader, position in places]
-        return self._card.plan_write(slots, [reader.owner for reader, _ in places], self._guards[region], self._cache)
-
-    def _readable(self, tables: Several[Several[int]], owners: Several[int]) -> Several[Several[int]]:
-        return checked_tables(tables, owners, self._whole, self._geometry.null_block, self._violations)
+        return self._card.plan_write(slots, [reader.owner for reader, _ in places], self._guards[region], self._readable_cache)
 
     def _reader(self, sequence: Sequence) -> Reader:
         table = sequence.table(self._geometry.block_tokens)
@@ -194,6 +144,3 @@ class CardRunner:
     def _logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
         extra = [0] * (padded_rows(len(rows)) - len(rows))
         return self._decoder.logits(hidden.index_select(0, self._place(rows + extra)))[: len(rows)]
-
-    def _place(self, numbers: Several[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64).to(self._card.device)

@@ -7,33 +7,30 @@ from collections.abc import Sequence as Several
 import torch
 from torch import Tensor
 
+from appliance.engine.block_keeping import BlockKeeping
 from appliance.engine.block_pool import BlockPool, Region
 from appliance.engine.kv_cache import KvCache
 from appliance.engine.models.decoder import Attend, Decoder
 from appliance.engine.models.int8_decoder import Int8Decoder, Paging, Span
 from appliance.engine.models.linear import padded_rows
-from appliance.engine.scheduler import BlockMoves, Chunk
+from appliance.engine.scheduler import Chunk
 from appliance.engine.sequence import Sequence
-from appliance.engine.swap import SwapSpace
-from appliance_kernels.kv_write.reference import Guard, Violation, Violations, WritePlan, checked_tables, kv_write, plan_blocks, plan_write
+from appliance_kernels.kv_write.reference import Violations, WritePlan, kv_write, plan_write
 from appliance_kernels.paged_decode.reference import paged_decode, plan_decode
 from appliance_kernels.paged_prefill.reference import paged_prefill, plan_prefill
 from appliance_kernels.tiles import CacheShape
 
+_HOST = torch.device("cpu")
 
-class ModelRunner:
-    """Owns the decoder and the cache's memory."""
+
+class ModelRunner(BlockKeeping):
+    """Owns the decoder too. On the CPU."""
 
     def __init__(self, decoder: Decoder | Int8Decoder, pool: BlockPool, swap_bytes: int = 0) -> None:
         """The cache is mapped here; what may be written of it is the pool's to say."""
         config, geometry = decoder.config, pool.geometry
+        super().__init__(KvCache(config, geometry), pool, Violations(), swap_bytes, _HOST)
         self._decoder = decoder
-        self._cache = KvCache(config, geometry)
-        self._swap = SwapSpace(self._cache, swap_bytes)
-        self._geometry = geometry
-        self._violations = Violations()
-        self._guards = {region: Guard(pool.words, pool.owners, *geometry.bounds(region)) for region in Region}
-        self._whole = Guard(pool.words, pool.owners, 0, geometry.end_block)
         self._shape = CacheShape(geometry.block_tokens, config.kv_heads, config.group, geometry.null_block)
         self._head_dim = config.head_dim
         self._window_of_layer = [layer.window_tokens for layer in config.layers]
@@ -47,47 +44,6 @@ class ModelRunner:
     def beside(self, pool: BlockPool) -> ModelRunner:
         """The same model over another cache, which is mapped now; raises OSError or MemoryError where there is no room for it."""
         return ModelRunner(self._decoder, pool)
-
-    def check_guards(self) -> None:
-        """Raises CacheCorrupt where something was written between the regions or behind them."""
-        self._cache.check_guards()
-
-    def take_violations(self) -> list[Violation]:
-        """What was not written since the last call, because it was not to be."""
-        return self._violations.take()
-
-    def apply(self, moves: BlockMoves) -> None:
-        """Before anything else of a step."""
-        if moves.scrub:
-            blocks, owners = zip(*moves.scrub, strict=True)
-            kept = plan_blocks(blocks, owners, self._whole, self._violations)
-            self._cache.scrub(torch.tensor(blocks)[kept])
-        if moves.copies:
-            self._copy(moves.copies, Region.DECODE)
-        for owner, targets in moves.restores:
-            kept = plan_blocks(targets, [owner] * len(targets), self._guards[Region.DECODE], self._violations)
-            self._swap.restore(owner, torch.tensor(targets)[kept], kept)
-
-    def save(self, owner: int, blocks: Several[int]) -> bool:
-        """Set aside what these blocks hold, for `apply` to bring back. False: no room, or not its blocks."""
-        (readable,) = self._readable([blocks], [owner])
-        return list(readable) == list(blocks) and self._swap.save(owner, blocks)
-
-    def drop(self, owner: int) -> None:
-        """What was set aside is not wanted any more."""
-        self._swap.drop(owner)
-
-    def promote(self, copies: Several[tuple[int, int, int]]) -> bool:
-        """(from, to, owner): blocks of finished answers into the prompts' region. False: one of them was refused."""
-        self._copy(copies, Region.PREFILL)
-        return not self._violations.count
-
-    def _copy(self, copies: Several[tuple[int, int, int]], region: Region) -> None:
-        """(from, to, owner), in all layers, into this region."""
-        sources, targets, owners = zip(*copies, strict=True)
-        readable = self._readable([[source] for source in sources], owners)
-        kept = plan_blocks(targets, owners, self._guards[region], self._violations)
-        self._cache.copy(torch.tensor(readable).view(-1)[kept], torch.tensor(targets)[kept])
 
     def prefill(self, chunks: Several[Chunk]) -> Tensor | None:
         """Compute chunks of different sequences in one pass.
@@ -184,9 +140,6 @@ class ModelRunner:
 
     def _plan_write(self, slots: Tensor, owners: Tensor, region: Region) -> WritePlan:
         return plan_write(slots, owners, self._geometry.block_tokens, self._guards[region], self._violations)
-
-    def _readable(self, tables: Several[Several[int]], owners: Several[int]) -> Several[Several[int]]:
-        return checked_tables(tables, owners, self._whole, self._geometry.null_block, self._violations)
 
     def _slot(self, table: Several[int], position: int) -> int:
         block, offset = divmod(position, self._geometry.block_tokens)
