@@ -68,6 +68,31 @@ def in_segment(block, entry, prompt_entries, null_block, end_block):
 
 
 @triton.jit
+def key_lanes(
+    table_ptr,
+    key,
+    wanted,
+    head,
+    table_width,
+    prompt_entries,
+    null_block,
+    end_block,
+    HEADS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Where the keys (and the values) of one KV head lie at positions `key`, in elements, and which of the wanted ones may be read.
+
+    table_ptr: [table_width], int64, of one sequence; the cache is [blocks, HEADS, BLOCK_TOKENS, DIM], contiguous.
+    """
+    entry = key // BLOCK_TOKENS
+    block = tl.load(table_ptr + entry, mask=wanted & (entry < table_width), other=-1)
+    there = wanted & in_segment(block, entry, prompt_entries, null_block, end_block)
+    lane = ((block * HEADS + head) * BLOCK_TOKENS + key % BLOCK_TOKENS) * DIM
+    return lane, there
+
+
+@triton.jit
 def tell_strays(
     table_ptr,
     first_entry,

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from appliance_kernels.kv_write.reference import Violations
-from appliance_kernels.tables import Tables, in_segment, tell_strays
+from appliance_kernels.tables import Tables, key_lanes, tell_strays
 
 SPLIT = 256
 """Keys of a split: so few that one sequence of 8,192 is 32 programs a KV head, so many that its result is small beside its keys."""
@@ -107,10 +107,9 @@ def split_kernel(
         for start in range(begin, end, KEYS):
             key = start + tl.arange(0, KEYS)
             visible = (key >= first) & (key <= position)
-            entry = key // BLOCK_TOKENS
-            block = tl.load(table_ptr + entry, mask=visible & (entry < table_width), other=-1)
-            there = visible & in_segment(block, entry, prompt_entries, null_block, end_block)
-            lane = ((block * HEADS + head) * BLOCK_TOKENS + key % BLOCK_TOKENS) * DIM
+            lane, there = key_lanes(
+                table_ptr, key, visible, head, table_width, prompt_entries, null_block, end_block, HEADS, BLOCK_TOKENS, DIM
+            )
             k_place = lane[None, :] + column[:, None]
             k = tl.load(k_cache_ptr + k_place, mask=there[None, :] & (column < DIM)[:, None], other=0.0)
             scores = capped(tl.dot(q, k, input_precision=PRECISION) * scale, cap, CAPPED)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from appliance_kernels.kv_write.reference import Violations
 from appliance_kernels.paged_decode.triton import capped, precision
-from appliance_kernels.tables import Tables, in_segment, tell_strays
+from appliance_kernels.tables import Tables, key_lanes, tell_strays
 
 _TILE_BYTES = 8_192
 """Of one tile of keys: two stages of keys and values are then 32 KiB, beside Q, of the 99 KiB that sm_86 lets a program have."""
@@ -95,10 +95,7 @@ def prefill_kernel(
     for start in range(first // KEYS * KEYS, last + 1, KEYS):
         key = start + tl.arange(0, KEYS)
         wanted = (key >= first) & (key <= last)
-        entry = key // BLOCK_TOKENS
-        block = tl.load(table_ptr + entry, mask=wanted & (entry < table_width), other=-1)
-        there = wanted & in_segment(block, entry, prompt_entries, null_block, end_block)
-        lane = ((block * HEADS + head) * BLOCK_TOKENS + key % BLOCK_TOKENS) * DIM
+        lane, there = key_lanes(table_ptr, key, wanted, head, table_width, prompt_entries, null_block, end_block, HEADS, BLOCK_TOKENS, DIM)
         k_place = lane[None, :] + column[:, None]
         k = tl.load(k_cache_ptr + k_place, mask=there[None, :] & (column < DIM)[:, None], other=0.0)
         scores = capped(tl.dot(q, k, input_precision=PRECISION) * scale, cap, CAPPED)
