@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tokenizers import Tokenizer
 
@@ -50,6 +50,11 @@ class TokenBytes:
             known = self._known[token_id] = self._look_up(token_id)
         return known
 
+    def marks(self, names: Iterable[str]) -> dict[int, bytes]:
+        """Those of these names that are special tokens here, and so stand for nothing otherwise: by id, what they are called."""
+        wanted = set(names)
+        return {token_id: token.content.encode() for token_id, token in self._added.items() if token.special and token.content in wanted}
+
     def _look_up(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None and added.special:
@@ -62,16 +67,17 @@ class TokenBytes:
 class Detokenizer:
     """Text of one growing answer. The pieces, joined, are the text of all its tokens."""
 
-    def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int] = ()) -> None:
-        """`prompt_ids`: what the answer goes on from; a character that the prompt left unfinished is finished here."""
-        self._token_bytes = token_bytes
+    def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int] = (), shown: Mapping[int, bytes] | None = None) -> None:
+        """`prompt_ids`: what the answer goes on from; a character that the prompt left unfinished is finished here. `shown`: special
+        tokens that stand for something after all (TokenBytes.marks)."""
+        self._bytes_of = token_bytes.of if not shown else lambda token_id: shown.get(token_id) or token_bytes.of(token_id)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # A character has at most four bytes, so its beginning is in the last three tokens that stand for any.
         self.feed(prompt_ids[-8:])
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete."""
-        return self._decoder.decode(b"".join(map(self._token_bytes.of, token_ids)))
+        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def flush(self) -> str:
         """At the end: U+FFFD for a character that was never finished, else nothing."""

@@ -6,7 +6,8 @@ Imported when the first request asks for a grammar: no other request, and no sta
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,30 @@ if TYPE_CHECKING:
 
 _WHITE_SPACE: JsonCompileOptions = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,24}"}
 """Between the parts of JSON as models write it; bounded, because small models otherwise never come to the next part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """JSON of a schema between two things, which `exactly`, `token` and `matching` make, one behind the other; empty: nothing."""
+
+    before: str
+    schema: Mapping[str, object]
+    after: str = ""
+
+
+def exactly(text: str) -> str:
+    """This text."""
+    return f" {json.dumps(text)}"
+
+
+def token(token_id: int) -> str:
+    """This special token."""
+    return f" <[{token_id}]>"
+
+
+def matching(pattern: str) -> str:
+    """A text that matches this regular expression."""
+    return f" /{pattern}/"
 
 
 class GrammarRefused(Exception):
@@ -49,12 +74,15 @@ class Grammars:
         """The grammar of one of these texts."""
         return str(LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, texts))}"))
 
-    def framed(self, before: str, schema: Mapping[str, object], after: str, several: bool) -> str:
-        """The grammar of JSON of this schema between two texts; of several such, a line break between them."""
-        inner = json.dumps({**closed(schema), "x-guidance": _WHITE_SPACE})
-        more = ' ("\\n" one)*' if several else ""
-        lark = f"start: one{more}\none: {json.dumps(before)} body {json.dumps(after)}\nbody: %json {inner}\n"
-        return str(LLMatcher.grammar_from_lark(lark))
+    def framed(self, frames: Sequence[Frame], between: str, several: bool) -> str:
+        """The grammar of one of these; or of several, with this text between two."""
+        rules = []
+        for number, frame in enumerate(frames):
+            inner = json.dumps({**closed(frame.schema), "x-guidance": _WHITE_SPACE})
+            rules += [f"frame{number}:{frame.before} body{number}{frame.after}", f"body{number}: %json {inner}"]
+        more = f" ({exactly(between) if between else ''} one)*" if several else ""
+        one = " | ".join(f"frame{number}" for number in range(len(frames)))
+        return str(LLMatcher.grammar_from_lark("\n".join([f"start: one{more}", f"one: {one}", *rules, ""])))
 
     def constraint(self, grammar: str) -> GrammarConstraint:
         """For one answer.

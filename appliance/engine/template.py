@@ -20,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from appliance.core.errors import ModelError
+from appliance.engine.dialect import dialect_of, fitting_ids
 
 
 class TemplateRefused(Exception):
@@ -30,7 +31,8 @@ class ChatTemplate:
     """One compiled template with the model's special tokens.
 
     Attributes:
-        calls_tools: it tells the model of tools, and to call them by <tool_call>.
+        dialect: how it has the model write calls of tools; None: it tells of none, or in a form that is not known here.
+        one_call: it refuses a conversation with two calls in one answer.
 
     Raises:
         ModelError: the template does not compile.
@@ -38,11 +40,17 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
-        self.calls_tools = "tools" in source and "<tool_call>" in source
+        self.dialect = dialect_of(source)
+        self.one_call = "single tool-calls at once" in source  # Llama 3's own words
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
+
+    @property
+    def calls_tools(self) -> bool:
+        """It tells the model of tools."""
+        return self.dialect is not None
 
     def render(
         self,
@@ -62,7 +70,8 @@ class ChatTemplate:
             TemplateRefused: the template raised, or does not know what to do with a value.
         """
         variables: dict[str, Any] = {**self._special_tokens, **extra}
-        variables |= {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": generation_prompt}
+        variables |= {"messages": fitting_ids(messages, self.dialect), "tools": list(tools) or None}
+        variables |= {"documents": None, "add_generation_prompt": generation_prompt}
         if at_s is not None:
             variables["strftime_now"] = datetime.datetime.fromtimestamp(at_s).strftime
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,9 +104,13 @@ class ModelText:
         """The text of these tokens, special ones left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
-        """For one answer that goes on from this prompt."""
-        return Detokenizer(self._token_bytes, prompt_ids)
+    def detokenizer(self, prompt_ids: Sequence[int], shown: Mapping[int, bytes] | None = None) -> Detokenizer:
+        """For one answer that goes on from this prompt; `shown`: see `marks`."""
+        return Detokenizer(self._token_bytes, prompt_ids, shown)
+
+    def marks(self, names: Iterable[str]) -> dict[int, bytes]:
+        """Those of these names that are special tokens of this model, by id. Otherwise an answer's text is without them."""
+        return self._token_bytes.marks(names)
 
     def token(self, token_id: int) -> tuple[str, bytes]:
         """What stands for one token in a list of them, and its bytes; half a character is U+FFFD, a special token its name."""

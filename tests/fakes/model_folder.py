@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -27,13 +28,13 @@ CHATML = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def byte_level_folder(folder: Path, *, template: str | None = CHATML) -> Path:
+def byte_level_folder(folder: Path, *, template: str | None = CHATML, special: Sequence[str] = SPECIAL) -> Path:
     """As SmolLM2, Qwen and Llama 3 have it: byte-level BPE and, unless `template` is None, ChatML."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=list(SPECIAL), show_progress=False
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=list(special), show_progress=False
     )
     tokenizer.train_from_iterator(LINES * 4, trainer)
     tokenizer.add_tokens([AddedToken("<tool call>", special=False)])

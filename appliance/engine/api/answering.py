@@ -46,7 +46,7 @@ class Generate(JsonEndpoint):
         if job.request.sampling.logprobs is not None and not going_on.sent:
             going_on = Continuation(going_on.ticket)  # nobody noted how likely its tokens were: the same ones are chosen once more
         request = _request(job, going_on, model)
-        with submitted(model, request, job.stops, going_on) as generation:
+        with submitted(model, request, job.stops, going_on, job.shown) as generation:
             try:
                 if job.stream:
                     return await _stream(_events(job, generation, going_on, notes), job.shape.encode, client.send)
@@ -61,7 +61,7 @@ class Generate(JsonEndpoint):
         first = replace(job.request, sampling=replace(job.request.sampling, seed=job.ticket.seed))
         requests = [first, *(request for request, _ in job.others)]
         with contextlib.ExitStack() as stack:
-            generations = [stack.enter_context(submitted(model, request, job.stops)) for request in requests]
+            generations = [stack.enter_context(submitted(model, request, job.stops, shown=job.shown)) for request in requests]
             try:
                 if job.stream:
                     return await _stream(several.events(job, generations), job.shape.encode, client.send)

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from appliance.engine.api.calls import CallReader, ToolCall
 from appliance.engine.api.constraints import anything, read_constraint
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
@@ -15,7 +16,7 @@ from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.likelihood import ChatLogprobs, read_chat_logprobs
 from appliance.engine.api.parameters import MOST_ANSWERS, check_model, encode_prompt, fit, read_sampling
 from appliance.engine.api.service import LoadedModel
-from appliance.engine.api.tools import CallReader, ToolCall, call_json, constrain_calls, read_calls, read_tools
+from appliance.engine.api.tools import call_json, constrain_calls, read_calls, read_tools
 from appliance.engine.api.usage import StreamUsage, Tells, read_tells, usage
 from appliance.engine.messages import FinishReason, GenerateRequest
 from appliance.engine.template import TemplateRefused, open_ended
@@ -60,12 +61,11 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
     request = GenerateRequest(ticket.request_id, prompt_ids, params, constraint=constrain())
 
     def shape(index: int) -> ChatShape:
-        calls = CallReader(tools.parallel) if tools.told else None
-        return ChatShape(ticket, model_id, StreamUsage(tells, len(prompt_ids)), ChatLogprobs(model.text), index, calls)
+        return ChatShape(ticket, model_id, StreamUsage(tells, len(prompt_ids)), ChatLogprobs(model.text), index, tools.reader())
 
     more = others_of([request] * sampling.answers, ticket.seed, constrain)
     others = tuple((other, shape(index)) for index, other in enumerate(more, 1))
-    return Job(ticket, request, sampling.stops, stream, shape(0), others)
+    return Job(ticket, request, sampling.stops, stream, shape(0), others, shown=tools.shown(model))
 
 
 def read_messages(fields: Fields) -> list[dict[str, object]]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -81,6 +81,7 @@ class Job:
     Attributes:
         others: where several answers are wanted, all but the first.
         prompts: how many different ones these answer, each as often as the others.
+        shown: special tokens that its shape has to see in the text, by id (ModelText.marks).
     """
 
     ticket: Ticket
@@ -90,6 +91,7 @@ class Job:
     shape: Shape
     others: tuple[tuple[GenerateRequest, Shape], ...] = ()
     prompts: int = 1
+    shown: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def longest_prompt(self) -> int:

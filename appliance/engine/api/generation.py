@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from appliance.engine.api.continuation import BEGINNING, Continuation
 from appliance.engine.api.errors import ApiError
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.detokenize import StopStrings
 from appliance.engine.messages import FinishReason, GenerateRequest, Likelihood, RequestRefused, TokenOutput
+
+NOTHING_SHOWN: Mapping[int, bytes] = MappingProxyType({})
 
 
 class GenerationFailed(Exception):
@@ -60,10 +63,12 @@ class Generation:
         told: the beginning of the answer, which its client has from an earlier engine life.
     """
 
-    def __init__(self, model: LoadedModel, request: GenerateRequest, stops: Iterable[str], continuation: Continuation) -> None:
+    def __init__(
+        self, model: LoadedModel, request: GenerateRequest, stops: Iterable[str], continuation: Continuation, shown: Mapping[int, bytes]
+    ) -> None:
         self._engine = model.engine
         self._request = request
-        self._detokenizer = model.text.detokenizer(request.prompt_ids)
+        self._detokenizer = model.text.detokenizer(request.prompt_ids, shown)
         self._stops = StopStrings(stops)
         self._loop = asyncio.get_running_loop()
         # Holds at most max_new_tokens small integers, however slowly the client reads.
@@ -176,10 +181,18 @@ class Generation:
 
 @contextlib.contextmanager
 def submitted(
-    model: LoadedModel, request: GenerateRequest, stops: Iterable[str], continuation: Continuation = BEGINNING
+    model: LoadedModel,
+    request: GenerateRequest,
+    stops: Iterable[str],
+    continuation: Continuation = BEGINNING,
+    shown: Mapping[int, bytes] = NOTHING_SHOWN,
 ) -> Iterator[Generation]:
-    """A generation that is aborted when it is left before its end, by an error or because the client went away."""
-    generation = Generation(model, request, stops, continuation)
+    """A generation that is aborted when it is left before its end, by an error or because the client went away.
+
+    Args:
+        shown: special tokens that its text has; see ModelText.marks.
+    """
+    generation = Generation(model, request, stops, continuation, shown)
     generation.submit()
     try:
         yield generation

@@ -1,7 +1,7 @@
-"""Tools: what a client offers, how the model is told, and the calls in what it says.
+"""Tools: what a client offers, how the model is told, and how its calls go out.
 
-One form is read, that of Qwen, Hermes and those who follow them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>. Templates
-that write another form, or none, are refused by name: a call that nobody recognises would reach the client as text.
+The model's own chat template decides in which dialect it is told and read (engine/dialect.py, calls.py). One that writes calls in another
+form, or tells of no tools, is refused by name: a call that nobody recognises would reach the client as text.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from appliance.engine.api.calls import CallReader, ToolCall, reader_of
 from appliance.engine.api.constraints import Constrain, constrained
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.fields import Fields
 from appliance.engine.api.service import LoadedModel
+from appliance.engine.dialect import Dialect
 
 if TYPE_CHECKING:
     from appliance.engine.grammar import Grammars
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MOST_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MAYBE_OPEN = re.compile(r"\s*(?:" + "|".join(re.escape(OPEN[:size]) for size in range(len(OPEN) - 1, 0, -1)) + r")?\Z")
-"""White space at the end, and what may become a tag: not said before it is clear."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 Json = dict[str, Any]
 
@@ -40,6 +39,7 @@ class Tools:
         must: the names of which one must be called; empty: the model may choose.
         parallel: several calls may be made at once. Otherwise what follows the first one is dropped.
         named: one tool was named: it is called once.
+        dialect: how the model writes calls.
     """
 
     told: tuple[Json, ...] = ()
@@ -47,9 +47,33 @@ class Tools:
     must: tuple[str, ...] = ()
     parallel: bool = True
     named: bool = False
+    dialect: Dialect = Dialect.HERMES
+
+    def reader(self) -> CallReader | None:
+        """Of one answer's calls; None: there can be none."""
+        return reader_of(self.dialect, self.parallel, self.schemas or ()) if self.told else None
+
+    def shown(self, model: LoadedModel) -> Mapping[int, bytes]:
+        """The special tokens that the reader has to see."""
+        return model.text.marks(self.dialect.marks) if self.told else {}
 
 
 NO_TOOLS = Tools()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`tool_choice`.
+
+    Attributes:
+        must: the names of which one must be called.
+        named: there is one, by name.
+        none: the model is told of no tools.
+    """
+
+    must: tuple[str, ...] = ()
+    named: bool = False
+    none: bool = False
 
 
 def read_tools(fields: Fields, model: LoadedModel) -> Tools:
@@ -64,17 +88,31 @@ def read_tools(fields: Fields, model: LoadedModel) -> Tools:
     if not items:
         fields.only("tool_choice", "none", "auto")
         return NO_TOOLS
-    if len(items) > MOST_TOOLS:
-        raise bad_request(f"tools has {len(items)} entries; at most {MOST_TOOLS} are taken", "tools", "invalid_value")
-    if model.text.chat_template is not None and not model.text.chat_template.calls_tools:
-        message = f"the chat template of {model.limits.model_id!r} does not have calls written as {OPEN}...{CLOSE}; leave out tools"
-        raise bad_request(message, "tools", "unsupported_parameter")
     read = [_read_tool(item, f"tools[{index}]") for index, item in enumerate(items)]
-    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in read}
-    if len(schemas) < len(read):
+    return offered(read, _read_choice(choice, tuple(tool["function"]["name"] for tool in read)), model, parallel)
+
+
+def offered(told: list[Json], choice: Choice, model: LoadedModel, parallel: bool) -> Tools:
+    """Tools that were read, in the model's dialect.
+
+    Raises:
+        ApiError: 400: two have one name, or this model's template takes none.
+    """
+    if len(told) > MOST_TOOLS:
+        raise bad_request(f"tools has {len(told)} entries; at most {MOST_TOOLS} are taken", "tools", "invalid_value")
+    template = model.text.chat_template
+    if template is not None and template.dialect is None:
+        known = "; ".join(dialect.value for dialect in Dialect)
+        message = f"the chat template of {model.limits.model_id!r} has calls in no form that is known here ({known}); leave out tools"
+        raise bad_request(message, "tools", "unsupported_parameter")
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in told}
+    if len(schemas) < len(told):
         raise bad_request("two of tools have the same name", "tools", "invalid_value")
-    must = _read_choice(choice, tuple(schemas))
-    return NO_TOOLS if choice == "none" else Tools(tuple(read), schemas, must, parallel, isinstance(choice, dict))
+    if choice.none or not told:
+        return NO_TOOLS
+    dialect = template.dialect if template is not None and template.dialect is not None else Dialect.HERMES
+    parallel = parallel and not (template is not None and template.one_call)
+    return Tools(tuple(told), schemas, choice.must, parallel, choice.named, dialect)
 
 
 def _read_tool(item: object, where: str) -> Json:
@@ -88,20 +126,28 @@ def _read_tool(item: object, where: str) -> Json:
     parameters = function.value("parameters")
     function.ignore("strict")
     function.end()
+    return told_tool(name, description, parameters, function.path("name"), function.path("parameters"))
+
+
+def told_tool(name: str | None, description: str | None, parameters: object, name_path: str, schema_path: str) -> Json:
+    """A tool as templates take it.
+
+    Raises:
+        ApiError: 400: no name, or no schema.
+    """
     if name is None or not _NAME.fullmatch(name):
-        raise bad_request(f"{function.path('name')}={name!r:.80} is no name of 1 to 64 letters, digits, _, . and -", where, "invalid_value")
+        raise bad_request(f"{name_path}={name!r:.80} is no name of 1 to 128 letters, digits, _, . and -", name_path, "invalid_value")
     if parameters is not None and not isinstance(parameters, dict):
-        raise bad_request(f"{function.path('parameters')} must be a JSON schema, an object", where, "invalid_type")
+        raise bad_request(f"{schema_path} must be a JSON schema, an object", schema_path, "invalid_type")
     told = {"name": name, "description": description or "", "parameters": parameters or {"type": "object", "properties": {}}}
     return {"type": "function", "function": told}
 
 
-def _read_choice(choice: object, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of which one must be called."""
+def _read_choice(choice: object, names: tuple[str, ...]) -> Choice:
     if choice in (None, "auto", "none"):
-        return ()
+        return Choice(none=choice == "none")
     if choice == "required":
-        return names
+        return Choice(names)
     named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = named.get("name") if isinstance(named, dict) else None
     if name not in names:
@@ -110,7 +156,7 @@ def _read_choice(choice: object, names: tuple[str, ...]) -> tuple[str, ...]:
             "tool_choice",
             "invalid_value",
         )
-    return (str(name),)
+    return Choice((str(name),), named=True)
 
 
 def constrain_calls(tools: Tools, model: LoadedModel) -> Constrain | None:
@@ -119,91 +165,15 @@ def constrain_calls(tools: Tools, model: LoadedModel) -> Constrain | None:
     Raises:
         ApiError: 400: a schema that cannot be followed.
     """
-    if not tools.must or tools.schemas is None:
+    if not tools.must:
         return None
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": tools.schemas[name]},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for name in tools.must
-    ]
 
     def spelled(grammars: Grammars) -> str:
-        return grammars.framed(OPEN + "\n", {"anyOf": calls}, "\n" + CLOSE, several=tools.parallel and not tools.named)
+        from appliance.engine.api.forced_calls import forced_calls  # with llguidance, which nobody else pays for
+
+        return forced_calls(tools, model.text, grammars)
 
     return constrained(model, spelled, "tools")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that the model made; `arguments` is JSON."""
-
-    name: str
-    arguments: str
-
-
-class CallReader:
-    """Takes the calls out of an answer's text, however it is cut into pieces. What only looks like one stays text."""
-
-    def __init__(self, parallel: bool = True) -> None:
-        """Not `parallel`: one call, and nothing after it."""
-        self._parallel = parallel
-        self._buffer = ""
-        self._inside = False
-        self.calls = 0
-
-    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The text that is certainly none of a call, and the calls that are complete."""
-        self._buffer += text
-        said: str = ""
-        calls: list[ToolCall] = []
-        while self._parallel or not self.calls:
-            tag = CLOSE if self._inside else OPEN
-            before, found, after = self._buffer.partition(tag)
-            if not found:
-                break
-            self._buffer, self._inside = after, not self._inside
-            if tag is OPEN:
-                said += before.rstrip()
-                continue
-            call = _call(before)
-            if call is None:
-                said += OPEN + before + CLOSE
-            else:
-                calls.append(call)
-                self.calls += 1
-        if not self._parallel and self.calls:
-            self._buffer = ""
-        elif not self._inside:
-            held = _MAYBE_OPEN.search(self._buffer)
-            at = held.start() if held else len(self._buffer)
-            said, self._buffer = said + self._buffer[:at], self._buffer[at:]
-        return said, calls
-
-    def flush(self) -> tuple[str, list[ToolCall]]:
-        """At the end: a call whose closing tag is missing is one if it is whole."""
-        rest, self._buffer = self._buffer, ""
-        if not self._inside:
-            return (rest.rstrip() if self.calls else rest), []
-        call = _call(rest)
-        if call is None:
-            return OPEN + rest, []
-        self.calls += 1
-        return "", [call]
-
-
-def _call(text: str) -> ToolCall | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", {})
-    return ToolCall(value["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
 
 
 def call_json(call: ToolCall, request_id: str, choice: int, index: int) -> Json:

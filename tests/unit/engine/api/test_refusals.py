@@ -90,7 +90,7 @@ BAD: list[tuple[tuple[str, Any], int, str | None, str]] = [
     (chat(logprobs=5), 400, "logprobs", "must be true or false"),
     (chat(top_logprobs=5), 400, "top_logprobs", "needs logprobs=true"),
     (chat(logprobs=True, top_logprobs=21), 400, "top_logprobs", "at most 20"),
-    (chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400, "tools", "does not have calls written as <tool_call>"),
+    (chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400, "tools", "calls in no form that is known here (<tool_call>"),
     (chat(tool_choice="required"), 400, "tool_choice", "not supported"),
     (chat(response_format={"type": "xml"}), 400, "response_format.type", "none of text, json_object, json_schema"),
     (chat(response_format={}), 400, "response_format.type", "none of text"),

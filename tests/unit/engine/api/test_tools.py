@@ -13,7 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine.api.tools import CallReader, ToolCall
+from appliance.engine.api.calls import CallReader, ToolCall
+from appliance.engine.api.fields import Fields
+from appliance.engine.api.forced_calls import forced_calls
+from appliance.engine.api.service import LoadedModel
+from appliance.engine.api.tools import read_tools
 from appliance.engine.text import ModelText
 from tests.fakes.model_folder import CHATML, byte_level_folder
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -107,31 +111,8 @@ async def test_a_demanded_call_is_a_grammar(qwen: Path) -> None:
 
 
 def _grammar_of(one: Served, choice: Any) -> str:
-    from appliance.engine.api import tools
-    from appliance.engine.api.fields import Fields
-    from appliance.engine.api.service import LoadedModel
-
-    model = LoadedModel(one.engine, one.text)
-    read = tools.read_tools(Fields({"tools": TOOLS, "tool_choice": choice}), model)
-    kept: list[str] = []
-
-    class Grammars:
-        def framed(self, *arguments: Any, **named: Any) -> str:
-            kept.append(one.text.grammars().framed(*arguments, **named))
-            return kept[-1]
-
-        def constraint(self, grammar: str) -> object:
-            return one.text.grammars().constraint(grammar)
-
-    class Text:
-        def grammars(self) -> Grammars:
-            return Grammars()
-
-    class Model:
-        text = Text()
-
-    tools.constrain_calls(read, Model())  # type: ignore[arg-type]
-    return kept[0]
+    tools = read_tools(Fields({"tools": TOOLS, "tool_choice": choice}), LoadedModel(one.engine, one.text))
+    return forced_calls(tools, one.text, one.text.grammars())
 
 
 def _take(constraint: Any, token_id: int) -> bool:
