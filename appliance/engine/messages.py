@@ -83,6 +83,7 @@ class GenerateRequest:
         answer_ids: the beginning of the answer, from an earlier engine life: computed again at the places where it was
             computed then, not given out again, and counted in max_new_tokens, which is more than they are.
         constraint: what the answer may say; it has taken answer_ids already. None: anything.
+        priority: who has the lower one is served first; see order.py.
     """
 
     request_id: str
@@ -90,6 +91,7 @@ class GenerateRequest:
     sampling: SamplingParams
     answer_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
+    priority: int = 0
 
 
 class FinishReason(enum.Enum):

@@ -3,10 +3,13 @@
 Prefill and decode are separate stages. The loop runs one chunk of prefill, then one decode step of everybody who decodes,
 and so on: a decode step is never delayed by more than one chunk.
 
-Under pressure: the prefill region full → prompts wait. The decode region full → the youngest gives its decode blocks back.
+Who is first, order.py says: by priority and arrival, and nobody waits for ever. Admission, the shares of a chunk, and who keeps what it
+has all follow that order.
+
+Under pressure: the prefill region full → prompts wait. The decode region full → the last in order gives its decode blocks back.
 What they hold is set aside in other memory and brought back later (swap.py); where there is no room for that, its answer so far
 is computed again (same tokens, same positions, so the same numbers). Its prompt stays where it is.
-The oldest always goes on, because a request that could not finish alone is refused at the door.
+The first always goes on, because a request that could not finish alone is refused at the door.
 
 What begins as something did that was computed before takes its blocks (prefix_cache.py): full ones only, and never the last
 token, whose logits are wanted. What is only kept gives way to whoever needs the room.
@@ -14,14 +17,13 @@ token, whose logits are wanted. What is only kept gives way to whoever needs the
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from appliance.engine.block_pool import BlockPool, BlockState, Region
+from appliance.engine.order import note_admission, note_preemption, rank
 from appliance.engine.prefix_cache import PrefixCache, Promotion, Promotions, chain
 from appliance.engine.sequence import Sequence, Stage
 
@@ -90,10 +92,10 @@ class Scheduler:
         self._max_running = max_running
         self.chunk_tokens = chunk_tokens
         self._block_tokens = pool.geometry.block_tokens
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: list[Sequence] = []
         self._preempted: list[Sequence] = []
         self._prefilling: list[Sequence] = []
-        self._decoding: list[Sequence] = []  # oldest first
+        self._decoding: list[Sequence] = []
         self._moves = BlockMoves()
 
     @property
@@ -177,11 +179,11 @@ class Scheduler:
                 queue.remove(sequence)
 
     def plan_prefill(self) -> list[Chunk]:
-        """Admit who can be, and share one step's tokens among those who prefill, first come first served. May be empty."""
+        """Admit who can be, and share one step's tokens among those who prefill, in order. May be empty."""
         while self._admit_next():
             pass
         chunks, budget = [], self.chunk_tokens
-        for sequence in self._prefilling:
+        for sequence in sorted(self._prefilling, key=rank):
             if not budget:
                 break
             count = min(sequence.prefill_target_tokens - sequence.computed_tokens, budget, sequence.most_chunk_tokens or budget)
@@ -206,10 +208,10 @@ class Scheduler:
 
     def plan_decode(self) -> list[Sequence]:
         """Who decodes one token now: each has room for its newest token. May preempt; may be empty."""
-        for sequence in list(self._decoding):
+        for sequence in sorted(self._decoding, key=rank):
             if sequence.stage is Stage.DECODING:
                 self._make_room(sequence)
-        return list(self._decoding)
+        return sorted(self._decoding, key=lambda sequence: sequence.arrival)
 
     def decoded(self, sequence: Sequence) -> None:
         """Its newest token's keys and values are in the cache."""
@@ -225,11 +227,17 @@ class Scheduler:
         self.pool.check_integrity(self._held(), self.cache.blocks)
 
     def _admit_next(self) -> bool:
+        """The first in order: who needs less room does not overtake it. But where it cannot, the first of those who gave way comes back:
+        they hold room for their prompts, which may be just what the other one waits for."""
         if self.running >= self._max_running:
             return False
-        if self._preempted:
-            return self._resume(self._preempted[0])
-        return bool(self._waiting) and self._admit(self._waiting[0])
+        first = min((*self._preempted, *self._waiting), key=rank, default=None)
+        back = min(self._preempted, key=rank, default=None)
+        for sequence in dict.fromkeys((first, back)):
+            if sequence is not None and (self._resume(sequence) if sequence in self._preempted else self._admit(sequence)):
+                note_admission(sequence, (*self._preempted, *self._prefilling, *self._waiting))
+                return True
+        return False
 
     def _admit(self, sequence: Sequence) -> bool:
         """The whole prompt or nothing; and not where those who run need the last blocks for their next tokens."""
@@ -243,7 +251,7 @@ class Scheduler:
             return False
         blocks = self._allocate(Region.PREFILL, missing, sequence)
         assert blocks is not None, "checked above"
-        self._waiting.popleft()
+        self._waiting.remove(sequence)
         sequence.prompt_blocks = found + blocks
         sequence.computed_tokens = sequence.cached_tokens = len(found) * self._block_tokens
         self.cached_tokens += sequence.cached_tokens
@@ -267,15 +275,16 @@ class Scheduler:
 
     def _start_decoding(self, sequence: Sequence) -> None:
         sequence.stage = Stage.DECODING
-        bisect.insort(self._decoding, sequence, key=lambda other: other.arrival)
+        self._decoding.append(sequence)
 
     def _make_room(self, sequence: Sequence) -> None:
-        """Blocks for the newest token, at the cost of the youngest if need be; that may be this one."""
+        """Blocks for the newest token, at the cost of the last in order if need be; that may be this one."""
         while not self._take_decode_blocks(sequence):
             holders = [other for other in (*self._prefilling, *self._decoding) if other.decode_blocks or other is sequence]
-            youngest = max(holders, key=lambda other: other.arrival)
-            self._preempt(youngest)
-            if youngest is sequence:
+            last = max(holders, key=rank)
+            self._preempt(last)
+            note_preemption(last, holders)
+            if last is sequence:
                 return
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -307,7 +316,7 @@ class Scheduler:
 
     def _set_aside(self, sequence: Sequence) -> None:
         sequence.stage = Stage.WAITING
-        bisect.insort(self._preempted, sequence, key=lambda other: other.arrival)
+        self._preempted.append(sequence)
 
     def _missing_blocks(self, sequence: Sequence) -> int:
         """Of the decode region, to hold everything from the prompt's last full block to the newest token."""

@@ -32,6 +32,7 @@ class Sequence:
         digests: of the prompt's full blocks; see prefix_cache.py.
         most_chunk_tokens: of one prefill step, where more found no memory; 0: no such limit.
         cached_tokens: of the prompt, taken from the prefix cache when it was admitted.
+        overtaken: how often younger ones went past it; see order.py.
         saved_blocks: how many blocks of its answer so far lie in the host's memory, while it waits to come back; see swap.py.
         prompt_blocks: of the prefill region; the last may be partly filled.
         decode_blocks: of the decode region. The first begins where the prompt's last full block ends: with a copy of the
@@ -48,6 +49,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)
     most_chunk_tokens: int = 0
     cached_tokens: int = 0
+    overtaken: int = 0
     saved_blocks: int = 0
     prompt_blocks: list[int] = field(default_factory=list)
     decode_blocks: list[int] = field(default_factory=list)

@@ -10,7 +10,7 @@ from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json, named_event
 from appliance.engine.api.fields import Fields, check_text
 from appliance.engine.api.generation import Ending, Piece
-from appliance.engine.api.parameters import check_model, fit, read_sampling
+from appliance.engine.api.parameters import check_model, fit, read_priority, read_sampling
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.messages import FinishReason, GenerateRequest
 
@@ -29,14 +29,14 @@ def read_message_request(fields: Fields, model: LoadedModel, ticket: Ticket | No
     model_id = check_model(fields, model)
     messages = _read_conversation(fields)
     sampling = read_sampling(fields, model.text, "max_tokens", stop_name="stop_sequences")
-    stream = fields.flag("stream")
+    stream, priority = fields.flag("stream"), read_priority(fields)
     fields.ignore(*_IGNORED)
     fields.end()
     if sampling.max_new_tokens is None:
         raise bad_request("max_tokens is missing: how long the answer may become", "max_tokens", "invalid_value")
     ticket = ticket or new_ticket("msg", sampling.seed)
     prompt_ids = encode_chat(messages, _NO_VARIABLES, model, ticket.created_s)
-    request = GenerateRequest(ticket.request_id, prompt_ids, fit(sampling, prompt_ids, model, "messages"))
+    request = GenerateRequest(ticket.request_id, prompt_ids, fit(sampling, prompt_ids, model, "messages"), priority=priority)
     return Job(ticket, request, sampling.stops, stream, MessageShape(ticket.request_id, model_id, len(prompt_ids)))
 
 

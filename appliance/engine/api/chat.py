@@ -14,7 +14,7 @@ from appliance.engine.api.exchange import Job, Json, OpenAiEvents, others_of
 from appliance.engine.api.fields import Fields, check_text
 from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.likelihood import ChatLogprobs, read_chat_logprobs
-from appliance.engine.api.parameters import MOST_ANSWERS, check_model, encode_prompt, fit, read_sampling
+from appliance.engine.api.parameters import MOST_ANSWERS, check_model, encode_prompt, fit, read_priority, read_sampling
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.api.tools import call_json, constrain_calls, read_calls, read_tools
 from appliance.engine.api.usage import StreamUsage, Tells, read_tells, usage
@@ -52,13 +52,14 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
         )
     constrain = calls or constrain
     stream, tells = read_stream(fields)
+    priority = read_priority(fields)
     _refuse_unsupported(fields)
     fields.ignore(*IGNORED)
     fields.end()
     ticket = ticket or new_ticket("chatcmpl", sampling.seed)
     prompt_ids = encode_chat(messages, extra, model, ticket.created_s, tools.told, end)
     params = replace(fit(sampling, prompt_ids, model, "messages"), logprobs=logprobs)
-    request = GenerateRequest(ticket.request_id, prompt_ids, params, constraint=constrain())
+    request = GenerateRequest(ticket.request_id, prompt_ids, params, constraint=constrain(), priority=priority)
 
     def shape(index: int) -> ChatShape:
         return ChatShape(ticket, model_id, StreamUsage(tells, len(prompt_ids)), ChatLogprobs(model.text), index, tools.reader())

@@ -12,7 +12,7 @@ from appliance.engine.api.exchange import Job, Json, OpenAiEvents, others_of
 from appliance.engine.api.fields import Fields, check_text, check_token_ids
 from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.likelihood import CompletionLogprobs, read_completion_logprobs
-from appliance.engine.api.parameters import MOST_ANSWERS, MOST_CHOICES, check_model, encode_prompt, fit, read_sampling
+from appliance.engine.api.parameters import MOST_ANSWERS, MOST_CHOICES, check_model, encode_prompt, fit, read_priority, read_sampling
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.api.usage import StreamUsage, usage
 from appliance.engine.messages import GenerateRequest
@@ -28,6 +28,7 @@ def read_completion(fields: Fields, model: LoadedModel, ticket: Ticket | None) -
     sampling = read_sampling(fields, model.text, "max_tokens", "max_completion_tokens", most_answers=MOST_ANSWERS)
     logprobs, constrain = read_completion_logprobs(fields), read_constraint(fields, model)
     stream, tells = read_stream(fields)
+    priority = read_priority(fields)
     for name, neutral in (("best_of", 1), ("echo", False), ("suffix", ""), ("store", False)):
         fields.only(name, neutral)
     fields.ignore(*IGNORED)
@@ -37,7 +38,7 @@ def read_completion(fields: Fields, model: LoadedModel, ticket: Ticket | None) -
     prompts = _encode(prompt, answers, model)
     ticket = ticket or new_ticket("cmpl", sampling.seed)
     params = [replace(fit(sampling, ids, model, "prompt"), logprobs=logprobs) for ids in prompts]
-    firsts = [GenerateRequest(ticket.request_id, ids, one) for ids, one in zip(prompts, params, strict=True)]
+    firsts = [GenerateRequest(ticket.request_id, ids, one, priority=priority) for ids, one in zip(prompts, params, strict=True)]
     first = replace(firsts[0], constraint=constrain())
 
     def shape(index: int) -> CompletionShape:

@@ -10,7 +10,7 @@ from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json, OpenAiEvents
 from appliance.engine.api.fields import Fields
 from appliance.engine.api.generation import Ending, Piece
-from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_sampling
+from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_priority, read_sampling
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.messages import FinishReason, GenerateRequest
 
@@ -26,7 +26,7 @@ def read_generate(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> 
     sampling = read_sampling(parameters, model.text, "max_new_tokens")
     constrain = read_constraint(parameters, model, response_format=False)
     parameters.end()
-    stream = fields.flag("stream")
+    stream, priority = fields.flag("stream"), read_priority(fields)
     for name, neutral in (("return_logprob", False), ("logprob_start_len", -1), ("top_logprobs_num", 0), ("return_routed_experts", False)):
         fields.only(name, neutral)
     rid = fields.text("rid")
@@ -39,7 +39,8 @@ def read_generate(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> 
     param = "input_ids" if text is None else "text"
     # The engine's ids must be unique, a client's need not be.
     ticket = ticket or new_ticket("gen", sampling.seed)
-    request = GenerateRequest(ticket.request_id, input_ids, fit(sampling, input_ids, model, param), constraint=constrain())
+    params = fit(sampling, input_ids, model, param)
+    request = GenerateRequest(ticket.request_id, input_ids, params, constraint=constrain(), priority=priority)
     return Job(ticket, request, sampling.stops, stream, GenerateShape(rid or ticket.request_id, ticket.created_s))
 
 

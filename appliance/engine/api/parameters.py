@@ -20,6 +20,7 @@ MOST_CHOICES = 32
 """Of one request: answers to all of its prompts."""
 MOST_LOGPROBS = 20
 _INT64 = 2**63
+_MOST_PRIORITY = 2**31 - 1
 _ANY_COUNT = 10**18
 """Larger than any context; fit() says what the limit really is."""
 
@@ -92,6 +93,11 @@ def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str, stop_
         logit_bias=_read_logit_bias(fields, text.vocabulary),
     )
     return Sampling(max_new_tokens, max_tokens_name, params, _read_stops(fields, stop_name), _read_answers(fields, most_answers))
+
+
+def read_priority(fields: Fields) -> int:
+    """vLLM's: who has the lower one is served first."""
+    return fields.integer("priority", -_MOST_PRIORITY, _MOST_PRIORITY) or 0
 
 
 def _read_answers(fields: Fields, most: int) -> int:

@@ -12,17 +12,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from appliance.engine import order
 from appliance.engine.block_pool import BlockPool, BlockState, PoolGeometry, Region
 from appliance.engine.messages import GenerateRequest, SamplingParams
 from appliance.engine.scheduler import Chunk, Scheduler
 from appliance.engine.sequence import Sequence, Stage
 
 
-def make_sequence(arrival: int, prompt: int, answer: int, begun: int = 0, beginning: tuple[int, ...] = ()) -> Sequence:
+def make_sequence(arrival: int, prompt: int, answer: int, begun: int = 0, beginning: tuple[int, ...] = (), priority: int = 0) -> Sequence:
     """A request of so many tokens, each token id unlike any other, but for a beginning that others may have too; `begun` of its
     answer are from an earlier engine life."""
     ids = (*beginning[:prompt], *(arrival * 1000 + index for index in range(len(beginning), prompt)))
-    request = GenerateRequest(f"r{arrival}", ids, SamplingParams(max_new_tokens=answer), (-1,) * begun)
+    request = GenerateRequest(f"r{arrival}", ids, SamplingParams(max_new_tokens=answer), (-1,) * begun, priority=priority)
     return Sequence(request, lambda _: None, arrival, 0, [*ids, *request.answer_ids])
 
 
@@ -183,7 +184,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         beginning = data.draw(st.sampled_from(known))
         self.arrivals += 1
         self.submitted += 1
-        self.engine.scheduler.add(make_sequence(self.arrivals, prompt, answer, begun, beginning))
+        priority = data.draw(st.sampled_from((0, 0, 0, -3, 7)))
+        self.engine.scheduler.add(make_sequence(self.arrivals, prompt, answer, begun, beginning, priority))
 
     @rule(turns=st.integers(1, 6))
     def run(self, turns: int) -> None:
@@ -220,6 +222,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         engine.scheduler.check_integrity()
         assert engine.pool.used_blocks + engine.pool.kept_blocks + sum(map(engine.pool.free_blocks, Region)) == engine.geometry.total_blocks
         assert engine.scheduler.running <= engine.max_running
+        assert all(sequence.overtaken <= order.MOST_OVERTAKEN for sequence in engine.scheduler)
         assert len(list(engine.scheduler)) + len(engine.finished) + self.dropped == self.submitted
         saved = {sequence.arrival: sequence.saved_blocks for sequence in engine.scheduler if sequence.saved_blocks}
         assert saved == {owner: len(blocks) for owner, blocks in engine.saved.items()}, "set aside for nobody, or forgotten"

@@ -322,3 +322,18 @@ def test_folder_is_the_real_kind(folder: Path) -> None:
     assert text.chat_template is not None
     assert len(text.encode("🜁", add_special_tokens=False, most_tokens=10)) > 1
     assert byte_level_folder is not byte_fallback_folder
+
+
+async def test_a_requests_priority_reaches_the_engine(folder: Path) -> None:
+    """Of every endpoint that generates, for all of its answers; 0 without one."""
+    async with saying(folder) as one:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": HELLO, "n": 2}),
+            ("/v1/completions", {"prompt": "x"}),
+            ("/generate", {"text": "x"}),
+            ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
+        ):
+            for priority in (-3, None):
+                one.engine.submitted.clear()
+                assert (await one.post(path, {**body, "priority": priority})).status == 200
+                assert {request.priority for request in one.engine.submitted} == {priority or 0}

@@ -39,6 +39,8 @@ BAD: list[tuple[tuple[str, Any], int, str | None, str]] = [
     ((TEXT, b"[1]"), 400, None, "must be a JSON object, not a list"),
     ((TEXT, b'{"temperature": NaN}'), 400, None, "NaN"),
     ((CHAT, {"messages": HELLO, "parallel_tool_calls": "no"}), 400, "parallel_tool_calls", "true or false"),
+    ((CHAT, {"messages": HELLO, "priority": "high"}), 400, "priority", "an integer"),
+    ((IDS, {"text": "x", "priority": 2**31}), 400, "priority", "at most 2147483647"),
     ((TEXT, b"[" * 100_000), 400, None, "nested too deeply"),
     ((TEXT, b'{"seed": ' + b"9" * 5000 + b"}"), 400, None, "more than 4300 digits; send a shorter"),
     ((TEXT, b'{"prompt": "\\ud800"}'), 400, "prompt", "\\ud800 without its other half"),
