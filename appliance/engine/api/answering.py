@@ -162,8 +162,8 @@ async def _events(job: Job, generation: Generation, going_on: Continuation, note
             events[-1] = lines + events[-1]
         elif lines:
             events = [lines + b"\n"]
-        for one in events:
-            yield one
+        if events:
+            yield b"".join(events)  # at once: between two events of one piece no crash is to fall, for the notes tell of whole pieces
     for value in shape.end(generation.ending())[going_on.ended :]:
         yield (b"" if notes is None else b":end\n") + shape.encode(value)
     if shape.last:

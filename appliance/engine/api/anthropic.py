@@ -1,23 +1,28 @@
-"""/v1/messages: Anthropic's way to ask and to answer, text only."""
+"""/v1/messages: Anthropic's way to ask and to answer: text, tools and their calls."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
+from appliance.engine.api.anthropic_blocks import read_conversation, read_message_tools
+from appliance.engine.api.calls import CallReader, ToolCall
 from appliance.engine.api.chat import encode_chat
+from appliance.engine.api.constraints import anything
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json, named_event
-from appliance.engine.api.fields import Fields, check_text
+from appliance.engine.api.fields import Fields
 from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.parameters import check_model, fit, read_priority, read_sampling
 from appliance.engine.api.service import LoadedModel
+from appliance.engine.api.tools import arguments_of, call_id, constrain_calls
 from appliance.engine.messages import FinishReason, GenerateRequest
 
 _IGNORED = ("metadata", "service_tier", "container", "context_management", "inference_geo")
 """Bookkeeping of the hosted service."""
-_ROLES = ("user", "assistant")
 _NO_VARIABLES: Mapping[str, object] = {}
+_TEXT_BEGINS: Json = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
 
 
 def read_message_request(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
@@ -27,7 +32,8 @@ def read_message_request(fields: Fields, model: LoadedModel, ticket: Ticket | No
         ApiError: what is wrong with it.
     """
     model_id = check_model(fields, model)
-    messages = _read_conversation(fields)
+    messages, tools = read_conversation(fields), read_message_tools(fields, model)
+    constrain = constrain_calls(tools, model) or anything
     sampling = read_sampling(fields, model.text, "max_tokens", stop_name="stop_sequences")
     stream, priority = fields.flag("stream"), read_priority(fields)
     fields.ignore(*_IGNORED)
@@ -35,72 +41,34 @@ def read_message_request(fields: Fields, model: LoadedModel, ticket: Ticket | No
     if sampling.max_new_tokens is None:
         raise bad_request("max_tokens is missing: how long the answer may become", "max_tokens", "invalid_value")
     ticket = ticket or new_ticket("msg", sampling.seed)
-    prompt_ids = encode_chat(messages, _NO_VARIABLES, model, ticket.created_s)
-    request = GenerateRequest(ticket.request_id, prompt_ids, fit(sampling, prompt_ids, model, "messages"), priority=priority)
-    return Job(ticket, request, sampling.stops, stream, MessageShape(ticket.request_id, model_id, len(prompt_ids)))
+    prompt_ids = encode_chat(messages, _NO_VARIABLES, model, ticket.created_s, tools.told)
+    params = fit(sampling, prompt_ids, model, "messages")
+    request = GenerateRequest(ticket.request_id, prompt_ids, params, constraint=constrain(), priority=priority)
+    shape = MessageShape(ticket.request_id, model_id, len(prompt_ids), tools.reader())
+    return Job(ticket, request, sampling.stops, stream, shape, shown=tools.shown(model))
 
 
 def count_message_tokens(fields: Fields, model: LoadedModel) -> Json:
     """/v1/messages/count_tokens: what such a request would be charged for its prompt."""
     check_model(fields, model)
-    messages = _read_conversation(fields)
+    messages, tools = read_conversation(fields), read_message_tools(fields, model)
     fields.end()
-    return {"input_tokens": len(encode_chat(messages, _NO_VARIABLES, model))}
-
-
-def _read_conversation(fields: Fields) -> list[dict[str, object]]:
-    """`system` and `messages` as a template takes them."""
-    items = fields.items("messages")
-    if not items:
-        raise bad_request("messages must hold at least one message", "messages", "invalid_value")
-    system = _read_text(fields, "system")
-    messages: list[dict[str, object]] = [] if system is None else [{"role": "system", "content": system}]
-    messages += [_read_message(item, f"messages[{index}]") for index, item in enumerate(items)]
-    if messages[-1]["role"] == "assistant":
-        where = f"messages[{len(items) - 1}]"
-        raise bad_request(f"{where} is the assistant's: this engine does not go on with a given beginning", where, "unsupported_content")
-    for name, neutral in (("tools", []), ("mcp_servers", []), ("thinking", {"type": "disabled"})):
-        fields.only(name, neutral)
-    fields.only("tool_choice", {"type": "none"}, {"type": "auto"})
-    return messages
-
-
-def _read_message(item: object, where: str) -> dict[str, object]:
-    if not isinstance(item, dict):
-        raise bad_request(f"{where} must be an object with role and content", where, "invalid_type")
-    fields = Fields(item, where)
-    role, content = fields.text("role"), _read_text(fields, "content")
-    fields.end()
-    if role not in _ROLES:
-        raise bad_request(f"{where}.role={role!r:.60} is neither user nor assistant", f"{where}.role", "invalid_value")
-    if content is None:
-        raise bad_request(f"{where}.content is missing; send a string", f"{where}.content", "invalid_value")
-    return {"role": role, "content": content}
-
-
-def _read_text(fields: Fields, name: str) -> str | None:
-    """A string, or a list of text blocks."""
-    value = fields.value(name)
-    if not isinstance(value, list):
-        return fields.text(name)
-    texts: list[str] = []
-    for index, block in enumerate(value):
-        where = f"{fields.path(name)}[{index}]"
-        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            kind = block.get("type") if isinstance(block, dict) else block
-            raise bad_request(f"{where} of type {kind!r:.60} is not supported: this engine takes text only", where, "unsupported_content")
-        texts.append(check_text(block["text"], where))
-    return "\n".join(texts)
+    return {"input_tokens": len(encode_chat(messages, _NO_VARIABLES, model, tools=tools.told))}
 
 
 class MessageShape:
-    """`message`, and the named events of one."""
+    """`message`, and the named events of one. Its content is a list of blocks: texts and calls."""
 
     last = b""
 
-    def __init__(self, request_id: str, model_id: str, prompt_tokens: int) -> None:
+    def __init__(self, request_id: str, model_id: str, prompt_tokens: int, calls: CallReader | None = None) -> None:
+        """`calls` reads the calls out of what the model says; None: it was offered no tools, and there is one text, from the beginning."""
         self._frame: Json = {"id": request_id, "type": "message", "role": "assistant", "model": model_id}
         self._prompt_tokens = prompt_tokens
+        self._calls = calls
+        self._index = 0
+        """Of the block that is open, or else of the next one."""
+        self._text_open = calls is None
 
     def encode(self, value: Json) -> bytes:
         """By its type. An error's envelope has none yet."""
@@ -108,31 +76,72 @@ class MessageShape:
 
     def whole(self, piece: Piece, ending: Ending) -> Json:
         """The answer without a stream."""
-        content = [{"type": "text", "text": piece.text}]
-        return {**self._frame, "content": content, **_stop(ending), "usage": _usage(ending)}
+        said, calls = piece.text, list[ToolCall]()
+        if self._calls is not None:
+            said, calls = self._calls.feed(piece.text)
+            rest, last = self._calls.flush()
+            said, calls = said + rest, [*calls, *last]
+        content: list[Json] = [{"type": "text", "text": said}] if said or not calls else []
+        content += [self._block(call, number, arguments_of(call)) for number, call in enumerate(calls)]
+        return {**self._frame, "content": content, **self._stop(ending), "usage": _usage(ending)}
 
     def begin(self) -> list[Json]:
-        """The message without content, and its only block."""
+        """The message without content; and its only block, where there can be no other."""
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         message = {**self._frame, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return [{"type": "message_start", "message": message}, block]
+        return [{"type": "message_start", "message": message}, *([_TEXT_BEGINS] if self._calls is None else [])]
 
     def piece(self, piece: Piece) -> list[Json]:
-        """New text, if any is certain yet."""
-        delta = {"type": "text_delta", "text": piece.text}
-        return [{"type": "content_block_delta", "index": 0, "delta": delta}] if piece.text else []
+        """New text and calls, if any are certain yet."""
+        return self._said(*((piece.text, []) if self._calls is None else self._calls.feed(piece.text)))
 
     def end(self, ending: Ending) -> list[Json]:
-        """The block ends, why, and the message."""
-        why = {"type": "message_delta", "delta": _stop(ending), "usage": _usage(ending)}
-        return [{"type": "content_block_stop", "index": 0}, why, {"type": "message_stop"}]
+        """What was held back; the block ends, why, and the message."""
+        events = [] if self._calls is None else self._said(*self._calls.flush())
+        if not self._text_open and not self._index:
+            events.append(_TEXT_BEGINS)  # nothing was said: clients expect a block all the same
+            self._text_open = True
+        why = {"type": "message_delta", "delta": self._stop(ending), "usage": _usage(ending)}
+        return [*events, *self._close_text(), why, {"type": "message_stop"}]
 
+    def _said(self, text: str, calls: list[ToolCall]) -> list[Json]:
+        events: list[Json] = []
+        if text and not self._text_open:
+            events.append({**_TEXT_BEGINS, "index": self._index})
+            self._text_open = True
+        if text:
+            events.append({"type": "content_block_delta", "index": self._index, "delta": {"type": "text_delta", "text": text}})
+        first = 0 if self._calls is None else self._calls.calls - len(calls)
+        for number, call in enumerate(calls, first):
+            events += [*self._close_text(), *self._call(call, number)]
+        return events
 
-def _stop(ending: Ending) -> Json:
-    if ending.matched_stop is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": ending.matched_stop}
-    return {"stop_reason": "max_tokens" if ending.finish is FinishReason.LENGTH else "end_turn", "stop_sequence": None}
+    def _call(self, call: ToolCall, number: int) -> list[Json]:
+        """A block of its own, its input in one piece."""
+        index, self._index = self._index, self._index + 1
+        delta = {"type": "input_json_delta", "partial_json": json.dumps(arguments_of(call), ensure_ascii=False)}
+        return [
+            {"type": "content_block_start", "index": index, "content_block": self._block(call, number, {})},
+            {"type": "content_block_delta", "index": index, "delta": delta},
+            {"type": "content_block_stop", "index": index},
+        ]
+
+    def _close_text(self) -> list[Json]:
+        if not self._text_open:
+            return []
+        self._text_open, self._index = False, self._index + 1
+        return [{"type": "content_block_stop", "index": self._index - 1}]
+
+    def _block(self, call: ToolCall, number: int, given: Json) -> Json:
+        return {"type": "tool_use", "id": call_id("toolu", self._frame["id"], 0, number), "name": call.name, "input": given}
+
+    def _stop(self, ending: Ending) -> Json:
+        if ending.matched_stop is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": ending.matched_stop}
+        if ending.finish is FinishReason.LENGTH:
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        called = self._calls is not None and self._calls.calls
+        return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
 
 
 def _usage(ending: Ending) -> Json:

@@ -27,6 +27,8 @@ from appliance.engine.messages import FinishReason
 
 HEADER = b"x-appliance-resume"
 MOST_KNOWN_BYTES = 64 * 1024**2
+_MOST_ENDED = 10_000
+"""Events behind the text: three, and three more a call that was held back until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def read_continuation(known: bytes, vocabulary: int) -> Continuation:
         token_ids=fields.token_ids("ids", vocabulary) or (),
         sent=fields.flag("sent"),
         finish=FinishReason(finish) if finish else None,
-        ended=fields.integer("ended", 0, 3) or 0,
+        ended=fields.integer("ended", 0, _MOST_ENDED) or 0,
     )
     fields.end()
     return continuation

@@ -177,9 +177,23 @@ def constrain_calls(tools: Tools, model: LoadedModel) -> Constrain | None:
 
 
 def call_json(call: ToolCall, request_id: str, choice: int, index: int) -> Json:
-    """OpenAI's object; its id follows from the request's, so that it is the same over a crash."""
-    digest = hashlib.blake2b(f"{request_id}/{choice}/{index}".encode(), digest_size=12).hexdigest()
-    return {"id": f"call_{digest}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    """OpenAI's object."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call_id("call", request_id, choice, index), "type": "function", "function": function}
+
+
+def call_id(kind: str, request_id: str, choice: int, index: int) -> str:
+    """A call's id follows from its request's, so that it is the same over a crash."""
+    return f"{kind}_{hashlib.blake2b(f'{request_id}/{choice}/{index}'.encode(), digest_size=12).hexdigest()}"
+
+
+def arguments_of(call: ToolCall) -> Json:
+    """As an object; what the model said instead of one stands in it as `raw`."""
+    try:
+        value = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"raw": call.arguments}
 
 
 def read_calls(fields: Fields) -> list[Json]:

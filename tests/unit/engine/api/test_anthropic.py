@@ -102,7 +102,7 @@ async def test_the_prompt_is_the_one_of_the_chat_endpoint(folder: Path) -> None:
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages[1]", "given beginning"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]", "'image'"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools", "not supported"),
+        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools", "in no form that is known here"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking", "not supported"),
         ({"stop_sequences": [1]}, "stop_sequences", "list of strings"),
         ({"max_tokns": 5}, "max_tokns", "did you mean max_tokens"),
