@@ -31,8 +31,9 @@ def planned(model: Path, config: Config) -> Planned:
     from appliance.planner.model_files import model_facts
 
     inputs = PlanInputs(
-        model_facts(model), find_gpu(AUTO, "native"), "native", max_running=config.engine.max_running, red_line=config.budget.mem_fraction
-    )
+        model_facts(model), find_gpu(AUTO, "native"), "native", max_running=config.engine.max_running, red_line=config.budget.mem_fraction,
+        swap_bytes=config.engine.swap_bytes,
+    )  # fmt: skip
     found = attempt(inputs)
     if isinstance(found, Shortfall):
         raise BudgetError(

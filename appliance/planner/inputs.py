@@ -57,6 +57,7 @@ class PlanInputs:
         min_context_tokens: a choice with less is refused.
         kv_dtype: "auto": the model's dtype.
         weights_dtype: of the built-in engine (`engine.weights_dtype`): float32 or int8; empty: its default.
+        swap_bytes: host memory of the built-in engine for answers that give way (`engine.swap_bytes`); None: its default.
         prefill_chunk_tokens, max_running: None: a default that `resolve` names.
         draft_tokens: drafted tokens a step of speculative decoding; 0: none.
         state_dtype, state_slots: of linear layers; None: a default that `resolve` names.
@@ -78,6 +79,7 @@ class PlanInputs:
     min_context_tokens: int = 0
     kv_dtype: str = "auto"
     weights_dtype: str = ""
+    swap_bytes: int | None = None
     tensor_parallel: int = 1
     prefill_chunk_tokens: int | None = None
     max_running: int | None = None

@@ -1,7 +1,11 @@
 """The built-in CPU engine's arithmetic (appliance/engine: build.py, block_pool.py, kv_cache.py), on the machine's memory instead of a card.
 
 pool tokens = (pool bytes ÷ block bytes − 1) × block tokens, the block taken off being the null block; 60 % of the blocks hold prompts and
-40 % answers. Keys, values and activations are 32 bits wide; weights are served in 8 bits with a 16-bit scale for each 32 of them, or in 32
+40 % answers. Answers that give way to others are set aside in swap bytes beside the pool (engine/swap.py):
+
+    headroom = free at start − weights − pool − swap
+
+Keys, values and activations are 32 bits wide; weights are served in 8 bits with a 16-bit scale for each 32 of them, or in 32
 (`engine.weights_dtype`; kernels/x86/int8.h).
 """
 
@@ -30,8 +34,15 @@ PROCESS_BYTES = 350 * MIB
 PREFILL_SHARE = 0.6
 """engine.prefill_fraction: blocks that hold prompts."""
 _NUMBER_BYTES = 4
-_SERVED = {"float32": (4.0, "32 bits"), "int8": (1 + 2 / 32, "8 bits and scales")}
+_SERVED = {
+    "float32": (4.0, "32 bits"),
+    "int8": (1 + 2 / 32, "8 bits and scales"),
+    "bfloat16": (2.0, "16 bits"),
+    "float16": (2.0, "16 bits"),
+}
 """engine.weights_dtype → bytes of one number, and how it is said."""
+SWAP_BYTES = 64 * MIB
+"""engine.swap_bytes, where nobody says."""
 _TILE_TOKENS = 64
 """Query tokens whose scores are computed together (kernels/paged_prefill)."""
 
@@ -45,8 +56,11 @@ def resolve(inputs: PlanInputs) -> PlanInputs:
         assumed.append("8 sequences at once")
     if not inputs.weights_dtype:
         assumed.append("weights served in 8 bits (engine.weights_dtype)")
+    if inputs.swap_bytes is None:
+        assumed.append(f"{gib(SWAP_BYTES)} for answers that give way (engine.swap_bytes)")
     return replace(
         inputs,
+        swap_bytes=SWAP_BYTES if inputs.swap_bytes is None else inputs.swap_bytes,
         prefill_chunk_tokens=inputs.prefill_chunk_tokens or 256,
         max_running=inputs.max_running or 8,
         block_tokens=inputs.block_tokens or 16,
@@ -72,6 +86,13 @@ def weights(inputs: PlanInputs) -> Term:
     size = round(loaded_weight_bytes(inputs) * served_bytes / own)
     formula = f"{gib(inputs.model.weight_bytes)} in {inputs.model.dtype}, served in {served}"
     return link(inputs, "weights", inputs.measured.weight_bytes, size, formula, inputs.model.weights_from)
+
+
+def swap(inputs: PlanInputs) -> Term:
+    """engine.swap_bytes, all of it: what is set aside is bounded by that alone, and taken when the pool is full, which is when a step
+    needs its headroom too."""
+    size = SWAP_BYTES if inputs.swap_bytes is None else inputs.swap_bytes
+    return Term("swap", size, "engine.swap_bytes", "answers that give way")
 
 
 def cell_bytes(inputs: PlanInputs) -> int:
@@ -135,13 +156,14 @@ def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
     if inputs.measured.kv_pool_bytes is None and tokens > useful:
         tokens = useful // block * block
         pool = replace(pool, size_bytes=(tokens // block + 1) * block * cell, formula=f"{inputs.running} sequences of the model's limit")
-    left = free.size_bytes - weight.size_bytes - pool.size_bytes
+    aside = swap(inputs)
+    left = free.size_bytes - weight.size_bytes - pool.size_bytes - aside.size_bytes
     context = _context(inputs, tokens, left)
     attention = context * attention_token_bytes(inputs)
     words = f"chunk of {inputs.chunk:,} tokens, {gib(attention)} of attention over {context:,}, {inputs.running} rows of logits"
     measured = inputs.measured.activation_peak_bytes
     peak = link(inputs, "prefill peak", measured, step_bytes(inputs) + attention, words, "widest layer")
-    headroom = Term("headroom", left, "free − weights − pool", "what a step may take")
+    headroom = Term("headroom", left, "free − weights − pool − swap", "what a step may take")
     return whole_plan(
         mem_fraction,
         free_bytes=free.size_bytes,
@@ -153,5 +175,5 @@ def plan_at(inputs: PlanInputs, mem_fraction: float) -> MemoryPlan:
         headroom_bytes=left,
         peak_bytes=peak.size_bytes,
         context_tokens=context,
-        terms=(free, weight, pool, headroom, peak),
+        terms=(free, weight, pool, aside, headroom, peak),
     )

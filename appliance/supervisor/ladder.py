@@ -127,6 +127,7 @@ class Ladders:
             context_length_tokens=rung.context_length_tokens or None,
             kv_dtype=rung.kv_dtype or "auto",
             weights_dtype=config.engine.weights_dtype if native else "",
+            swap_bytes=config.engine.swap_bytes if native else None,
             tensor_parallel=rung.tensor_parallel,
             prefill_chunk_tokens=rung.prefill_chunk_tokens,
             max_running=rung.max_running,
