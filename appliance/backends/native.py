@@ -1,4 +1,4 @@
-"""The built-in engine: `python -m appliance.engine` in an environment that has torch."""
+"""The built-in engine: `python -m appliance.engine` in an environment that has torch. On the CPU, or on a card (`engine.device`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from appliance.backends.prompts import longest
 from appliance.backends.protocol import OWN_VOICE, ProofRequest, WorstPrompt, configured_rung
 from appliance.backends.wording import version_in_use, words_of
 from appliance.config.runtimes import launch_python, runtime_of
-from appliance.config.schema import Config
+from appliance.config.schema import Config, EngineTable
 from appliance.core.errors import ConfigError, ModelError
 from appliance.core.launch import WEIGHTS_SOCKET, EngineLimits, LaunchSpec, SpareSpec
 from appliance.core.plan import Rung
@@ -35,8 +35,15 @@ class NativeBackend:
     """See Backend."""
 
     name = "native"
-    uses_gpu = False
     voice = OWN_VOICE
+
+    def __init__(self, engine: EngineTable) -> None:
+        self._on_card = engine.device == "cuda"
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Where it was told to."""
+        return self._on_card
 
     @property
     def version(self) -> str:
@@ -48,7 +55,7 @@ class NativeBackend:
 
     def first_rung(self, config: Config) -> Rung:
         """Memory is the KV pool of the configuration, which the engine checks at its start."""
-        return configured_rung(config, _configured_context(config), "float32")
+        return configured_rung(config, _configured_context(config), _kv_dtype(config.engine))
 
     def told(self, config: Config, rung: Rung) -> tuple[object, ...]:
         """Its options."""
@@ -57,7 +64,10 @@ class NativeBackend:
     def launch_spec(self, config: Config, rung: Rung, generation: int, run_dir: Path) -> LaunchSpec:
         """Raises ModelError, and ConfigError where there is no engine or not the memory for what is configured."""
         model = _checked_model(config)
-        _check_pool(config.engine.kv_pool_bytes, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        _check_device(config.engine)
+        on_card = config.engine.device == "cuda"
+        if not on_card:
+            _check_pool(config.engine.kv_pool_bytes, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         engine = config.engine
         python = launch_python(engine.python)
         if python is None:
@@ -76,6 +86,7 @@ class NativeBackend:
             "--swap-bytes", str(engine.swap_bytes),
             "--prefill-fraction", str(engine.prefill_fraction),
             "--weights-dtype", engine.weights_dtype,
+            "--device", engine.device,
             "--max-body-bytes", str(config.gateway.max_body_bytes),
             *asks,
             *engine.extra_args,
@@ -88,7 +99,8 @@ class NativeBackend:
         spare, holder = (SpareSpec(words, environment, str(run_dir), _stamp(model)) for words in (waiting, holding))
         return launched(
             config, rung, run_dir, endpoint, argv, environment,
-            runtime=runtime_of(python), spare=spare if engine.warm_spare else None, holder=holder if engine.weight_holder else None,
+            runtime=runtime_of(python), spare=spare if engine.warm_spare and not on_card else None,
+            holder=holder if engine.weight_holder else None,
         )  # fmt: skip
 
     def proof(self, config: Config) -> tuple[ProofRequest, ...]:  # noqa: ARG002 - the protocol's
@@ -132,6 +144,23 @@ def _checked_model(config: Config) -> Path:
             f"the model folder {folder} lacks {' and '.join(missing)}", hint="its conversion or download is not complete: do it again"
         )
     return folder.resolve()
+
+
+def _kv_dtype(engine: EngineTable) -> str:
+    """On a card that of the weights; the CPU computes in float32."""
+    if engine.device == "cpu":
+        return "float32"
+    return "bfloat16" if engine.weights_dtype == "int8" else engine.weights_dtype
+
+
+def _check_device(engine: EngineTable) -> None:
+    """What the other device cannot do is not started."""
+    if engine.device == "cpu" and engine.weights_dtype not in ("int8", "float32"):
+        what = f'engine.weights_dtype = "{engine.weights_dtype}" is for a card, and engine.device is "cpu"'
+        raise ConfigError(what, hint='set engine.weights_dtype to "int8" or "float32", or engine.device to "cuda"')
+    if engine.device == "cuda" and engine.weight_holder:
+        what = 'engine.weight_holder keeps weights in the host\'s memory, and engine.device is "cuda"'
+        raise ConfigError(what, hint="set engine.weight_holder to false")
 
 
 def _check_pool(pool_bytes: int, memory_bytes: int) -> None:

@@ -16,7 +16,7 @@ def backend_of(config: Config) -> Backend:
     engine = config.engine
     match engine.backend:
         case "native":
-            return NativeBackend()
+            return NativeBackend(engine)
         case "sglang":
             return SglangBackend(engine)
         case "vllm":

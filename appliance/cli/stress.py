@@ -81,6 +81,7 @@ def _command(place: Place, assignments: tuple[str, ...], hours: float, seed: int
         "--threads", str(engine.threads),
         "--block-tokens", str(engine.block_tokens),
         "--weights-dtype", engine.weights_dtype,
+        "--device", engine.device,
     ]  # fmt: skip
 
 

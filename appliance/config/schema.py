@@ -77,6 +77,12 @@ class EngineTable:
         "that we know.",
     )
     tensor_parallel: int = key(1, "Cards that share one model (SGLang, vLLM, llama.cpp).", minimum=1, maximum=64)
+    device: str = key(
+        "cpu",
+        "Where the built-in engine computes: cpu, or cuda for the first card that CUDA_VISIBLE_DEVICES leaves. The planner does not know "
+        "its memory on a card yet, and no figure was measured on one: kv_pool_bytes is then as much as beside the weights the card holds.",
+        choices=("cpu", "cuda"),
+    )
     threads: int = key(0, "CPU threads of the built-in engine; 0: one a core.", minimum=0, maximum=1024)
     context_length_tokens: int = key(0, "Longest prompt plus answer; 0: the model's own limit, cut to the KV pool.", minimum=0)
     prefill_chunk_tokens: int = key(
@@ -93,12 +99,13 @@ class EngineTable:
         "int8",
         "Of the built-in engine's weights in memory. int8 is several times as fast and takes a quarter of the memory; its choice of the "
         "next token is that of float32 in 97 of 100 cases. Where the processor or the model cannot have it, float32 is taken, and "
-        "the engine's log says why.",
-        choices=("int8", "float32"),
+        "the engine's log says why. bfloat16 and float16 are for a card (engine.device), and then hold for its KV cache too; int8 means "
+        "bfloat16 there.",
+        choices=("int8", "float32", "bfloat16", "float16"),
     )
     swap_bytes: int = key(
         64 * 1024**2,
-        "Memory beside the KV cache of the built-in engine (on the CPU) for answers that give way to older ones when the cache is full; "
+        "Host memory, beside the KV cache, of the built-in engine for answers that give way to older ones when the cache is full; "
         "beyond it they are computed again.",
         unit="bytes",
         minimum=0,

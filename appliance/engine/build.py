@@ -16,6 +16,8 @@ from appliance.engine.threads import settle_openmp, thread_count
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from appliance.engine.block_pool import BlockPool, PoolGeometry
     from appliance.engine.card_runner import CardRunner
     from appliance.engine.models.config import DecoderConfig
@@ -107,7 +109,8 @@ def load_parts(settings: EngineSettings, decoder: Decoder | Int8Decoder | None =
     threads = thread_count(settings.threads)
     torch.set_num_threads(threads)
     config = decoder.config if decoder is not None else read_config(read_config_json(settings.model_path))
-    geometry = PoolGeometry.divide(settings.kv_pool_bytes, bytes_per_token(config), settings.block_tokens, settings.prefill_fraction)
+    dtype = cache_dtype(settings)
+    geometry = PoolGeometry.divide(settings.kv_pool_bytes, bytes_per_token(config, dtype), settings.block_tokens, settings.prefill_fraction)
     limits = EngineLimits(
         model_id=settings.model_id,
         context_length_tokens=_context_tokens(settings, config, geometry),
@@ -117,7 +120,8 @@ def load_parts(settings: EngineSettings, decoder: Decoder | Int8Decoder | None =
         max_new_tokens=geometry.decode_tokens - geometry.block_tokens + 2,
         continues_by=ContinuesBy.IDS,
     )
-    placed = _on_card(settings, config, geometry) if settings.device == "cuda" else _on_host(settings, decoder, geometry, threads)
+    on_card = settings.device == "cuda"
+    placed = _on_card(settings, config, geometry, dtype) if on_card else _on_host(settings, decoder, geometry, threads)
     runner, pool, choose_tokens = placed
     log.info(
         "KV cache is allocated. bytes=%d prompt_tokens=%d answer_tokens=%d block_tokens=%d",
@@ -155,25 +159,52 @@ def _on_host(
     return runner, pool, tokens
 
 
-def _on_card(settings: EngineSettings, config: DecoderConfig, geometry: PoolGeometry) -> tuple[CardRunner, BlockPool, Tokens]:
+def _on_card(
+    settings: EngineSettings, config: DecoderConfig, geometry: PoolGeometry, dtype: torch.dtype
+) -> tuple[CardRunner, BlockPool, Tokens]:
     """A decoder that a spare prepared is on the host, and of no use here."""
-    from appliance.engine.card import build_on_card, open_card
+    import torch
+
+    from appliance.engine.card import build_on_card, check_dtype, open_card
     from appliance.engine.weights import ModelWeights
 
-    _refuse_host_options(settings)
     card = open_card()
-    log.info("Load weight begin. model=%s device=%s", settings.model_path, card.device)
+    check_dtype(dtype, torch.cuda.get_device_capability(card.device))
+    if settings.weights_dtype == "int8":
+        log.warning("The weights are served in bfloat16 instead of 8 bits, which are for the CPU.")
+    log.info("Load weight begin. model=%s device=%s dtype=%s", settings.model_path, card.device, str(dtype).removeprefix("torch."))
     started_s = time.monotonic()
     weights = ModelWeights(settings.model_path)
-    runner, pool = build_on_card(card, config, weights, geometry, settings.swap_bytes)
-    log.info("Load weight end. bytes=%d elapsed=%.2f s", weights.served_bytes, time.monotonic() - started_s)
+    runner, pool = build_on_card(card, config, weights, geometry, settings.swap_bytes, dtype)
+    served_bytes = weights.served_bytes * dtype.itemsize // torch.float32.itemsize
+    log.info("Load weight end. bytes=%d elapsed=%.2f s", served_bytes, time.monotonic() - started_s)
     return runner, pool, card.tokens
+
+
+def cache_dtype(settings: EngineSettings) -> torch.dtype:
+    """Of the KV cache, and of what is computed: on a card that of the weights, on the CPU float32, whatever the weights are.
+
+    Raises:
+        BudgetError: the device does not have it.
+    """
+    import torch
+
+    if settings.device == "cuda":
+        from appliance.engine.card import card_dtype
+
+        _refuse_host_options(settings)
+        return card_dtype(settings.weights_dtype)
+    if settings.weights_dtype not in ("float32", "int8"):
+        raise BudgetError(
+            f"--weights-dtype {settings.weights_dtype} is for --device cuda: the CPU computes in float32, with weights in 32 or 8 bits",
+            hint="set [engine] weights_dtype to int8 or float32, or [engine] device to cuda",
+        )
+    return torch.float32
 
 
 def _refuse_host_options(settings: EngineSettings) -> None:
     """What the card's path does not know is not left out in silence."""
     given = {
-        "--weights-dtype int8": settings.weights_dtype == "int8",
         "--weight-holder": bool(settings.weight_holder),
         "--fault": settings.fault is not None,
     }

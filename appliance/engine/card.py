@@ -30,28 +30,53 @@ def open_card() -> OnCard:
     return OnCard(torch.device("cuda", 0))
 
 
+def card_dtype(weights_dtype: str) -> torch.dtype:
+    """Of weights, KV cache and activations on the card, for one of settings.WEIGHTS_DTYPES. 8 bits are for the CPU: bfloat16 stands in."""
+    return {"float32": torch.float32, "float16": torch.float16}.get(weights_dtype, torch.bfloat16)
+
+
+def check_dtype(dtype: torch.dtype, capability: tuple[int, int]) -> None:
+    """Raises BudgetError where the card's tensor cores do not know the type."""
+    if dtype is torch.bfloat16 and capability < (8, 0):
+        raise BudgetError(
+            f"bfloat16 needs a card of compute capability 8.0 or more; this one has {capability[0]}.{capability[1]}",
+            hint="set [engine] weights_dtype to float16 or float32",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class OnCardWeights:
-    """A checkpoint's tensors, copied to the card as they are asked for; implements models.decoder.Weights."""
+    """A checkpoint's tensors, copied to the card as they are asked for; implements models.decoder.Weights.
+
+    Attributes:
+        dtype: of matrices. Norms and biases are few, and stay in float32.
+    """
 
     weights: Weights
     device: torch.device
+    dtype: torch.dtype = torch.float32
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has it."""
         return self.weights.has(name)
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One tensor in float32."""
-        return self.weights.get(name, shape).to(self.device)
+        """One tensor."""
+        tensor = self.weights.get(name, shape)
+        return (tensor.to(self.dtype) if tensor.ndim > 1 else tensor).to(self.device)
 
     def stacked(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Tensor:
         """Matrices on top of each other."""
-        return self.weights.stacked(names, rows, columns).to(self.device)
+        return self.weights.stacked(names, rows, columns).to(self.dtype).to(self.device)
 
 
 def build_on_card(
-    card: OnCard, config: DecoderConfig, weights: Weights, geometry: PoolGeometry, swap_bytes: int = 0
+    card: OnCard,
+    config: DecoderConfig,
+    weights: Weights,
+    geometry: PoolGeometry,
+    swap_bytes: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[CardRunner, BlockPool]:
     """Weights, pool and cache in the card's memory; answers are set aside in the host's.
 
@@ -60,7 +85,7 @@ def build_on_card(
         BudgetError: the card has no room.
     """
     try:
-        decoder = Decoder(config, OnCardWeights(weights, card.device), card)
+        decoder = Decoder(config, OnCardWeights(weights, card.device, dtype), card)
         pool = BlockPool(geometry, card.take_step, card.device)
         return CardRunner(decoder, pool, card, swap_bytes), pool
     except torch.OutOfMemoryError as error:

@@ -34,11 +34,11 @@ class CardRunner(BlockKeeping):
     def __init__(self, decoder: Decoder, pool: BlockPool, card: OnCard, swap_bytes: int = 0) -> None:
         """The cache is allocated here; so much of it can be set aside in the host's memory."""
         config, geometry = decoder.config, pool.geometry
-        super().__init__(KvCache(config, geometry, card.device), pool, card.violations(), swap_bytes, card.device)
+        super().__init__(KvCache(config, geometry, card.device, decoder.dtype), pool, card.violations(), swap_bytes, card.device)
         self._decoder = decoder
         self._card = card
         shape = CacheShape(geometry.block_tokens, config.kv_heads, config.group, geometry.null_block)
-        self._readable_cache = Cache(shape, config.head_dim, torch.float32, self._whole, self._violations)
+        self._readable_cache = Cache(shape, config.head_dim, decoder.dtype, self._whole, self._violations)
         self._short_of_memory = False
         self._window_of_layer = [layer.window_tokens for layer in config.layers]
         self._windows = sorted(set(self._window_of_layer))
@@ -114,7 +114,7 @@ class CardRunner(BlockKeeping):
     def _attention(self, rows: int, writes: Several[tuple[int, Write]], plans: Mapping[int, Attend]) -> DecoderAttend:
         """Write all rows, then attend; `writes` begin at those rows. The rows behind, which fill up, stay zero."""
         config = self._decoder.config
-        mixed = torch.zeros(padded_rows(rows), config.heads * config.head_dim, device=self._device)
+        mixed = torch.zeros(padded_rows(rows), config.heads * config.head_dim, dtype=self._decoder.dtype, device=self._device)
         ends = [*(row for row, _ in writes[1:]), rows]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -142,5 +142,6 @@ class CardRunner(BlockKeeping):
         return self._place(token_ids + extra), self._place(positions + extra)
 
     def _logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
+        """In float32, whatever they were computed in: penalties and shares of 16 bits would not be those of the model."""
         extra = [0] * (padded_rows(len(rows)) - len(rows))
-        return self._decoder.logits(hidden.index_select(0, self._place(rows + extra)))[: len(rows)]
+        return self._decoder.logits(hidden.index_select(0, self._place(rows + extra)))[: len(rows)].float()

@@ -11,12 +11,10 @@ from torch import Tensor
 from appliance.engine.block_pool import PoolGeometry
 from appliance.engine.models.config import DecoderConfig
 
-_FLOAT_BYTES = 4
 
-
-def bytes_per_token(config: DecoderConfig) -> int:
-    """Keys and values of one token in all layers, in float32."""
-    return 2 * len(config.layers) * config.kv_heads * config.head_dim * _FLOAT_BYTES
+def bytes_per_token(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> int:
+    """Keys and values of one token in all layers."""
+    return 2 * len(config.layers) * config.kv_heads * config.head_dim * dtype.itemsize
 
 
 class CacheCorrupt(AssertionError):
@@ -35,13 +33,15 @@ class KvCache:
         side_numbers: how many a layer's keys take; its values lie behind them.
     """
 
-    def __init__(self, config: DecoderConfig, geometry: PoolGeometry, device: torch.device | None = None) -> None:
-        """Zeroed. In the host's memory that costs nothing: the kernel gives zero pages when they are first touched.
+    def __init__(
+        self, config: DecoderConfig, geometry: PoolGeometry, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Zeroed. In the host's memory, where it is float32, that costs nothing: the kernel gives zero pages when they are first touched.
 
         Mapped by ourselves there, because torch.zeros touches them all: a third of a second for 512 MiB, at every start.
         """
         shape = (len(config.layers), 2, geometry.end_block + 1, config.kv_heads, geometry.block_tokens, config.head_dim)
-        self._memory = _host_zeros(shape) if device is None else torch.zeros(shape, device=device)
+        self._memory = _host_zeros(shape) if device is None else torch.zeros(shape, dtype=dtype, device=device)
         self.block_tokens = geometry.block_tokens
         self.address, self.side_numbers = self._memory.data_ptr(), math.prod(shape[2:])
         self._guards = {"between the regions": geometry.null_block, "behind the regions": geometry.end_block}
@@ -61,7 +61,7 @@ class KvCache:
             CacheCorrupt: naming the first place that is not.
         """
         for where, block in self._guards.items():
-            touched = self._memory[:, :, block].view(torch.int32).count_nonzero(dim=(-3, -2, -1)).nonzero()  # −0.0 is not zero here
+            touched = self._memory[:, :, block].view(torch.int16).count_nonzero(dim=(-3, -2, -1)).nonzero()  # −0.0 is not zero here
             if touched.shape[0]:
                 layer, side = touched[0].tolist()
                 what = "values" if side else "keys"
@@ -90,5 +90,5 @@ class KvCache:
 
 
 def _host_zeros(shape: tuple[int, ...]) -> Tensor:
-    pages = mmap.mmap(-1, math.prod(shape) * _FLOAT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = mmap.mmap(-1, math.prod(shape) * torch.float32.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=torch.float32).view(shape)

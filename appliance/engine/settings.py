@@ -8,7 +8,8 @@ from pathlib import Path
 FAULTS = ("stray", "sealed", "foreign", "freed", "unreadable", "overrun")
 """See faults.py."""
 DEVICES = ("cpu", "cuda")
-WEIGHTS_DTYPES = ("float32", "int8")
+WEIGHTS_DTYPES = ("float32", "int8", "bfloat16", "float16")
+"""int8 is for the CPU, 16 bits are for a card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class EngineSettings:
         kv_pool_bytes: size of the KV cache.
         prefill_fraction: share of its blocks that holds prompts; the rest holds answers.
         prefix_cache: take what begins as something did before from the cache. Off, for measurements.
-        device: one of DEVICES; cuda is the first card that CUDA_VISIBLE_DEVICES leaves, and computes in float32.
-        weights_dtype: one of WEIGHTS_DTYPES; int8 where machine and model allow it.
+        device: one of DEVICES; cuda is the first card that CUDA_VISIBLE_DEVICES leaves.
+        weights_dtype: one of WEIGHTS_DTYPES; int8 where machine and model allow it, bfloat16 in its place on a card. There KV cache and
+            activations have this type too.
         swap_bytes: host memory for answers that gave way to older ones; beyond it they are computed again.
         weight_holder: socket of the process that may hold the weights (weight_holder.py); empty: there is none.
         fault: for tests: a damage and the decode step at which it is done; see faults.py. None: none.

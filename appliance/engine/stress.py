@@ -234,13 +234,13 @@ def _stress(settings: EngineSettings, seconds: float, seed: int) -> Report:
     from appliance.engine.threads import settle_openmp
 
     settle_openmp()
-    from appliance.engine.build import load_parts
+    from appliance.engine.build import cache_dtype, load_parts
     from appliance.engine.kv_cache import bytes_per_token
     from appliance.engine.loop import EngineLoop
     from appliance.engine.models.registry import read_config
     from appliance.engine.weights import read_config_json
 
-    token_bytes = bytes_per_token(read_config(read_config_json(settings.model_path)))
+    token_bytes = bytes_per_token(read_config(read_config_json(settings.model_path)), cache_dtype(settings))
     parts = load_parts(replace(settings, kv_pool_bytes=_POOL_TOKENS * token_bytes, swap_bytes=_SWAP_TOKENS * token_bytes))
     loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, parts.threads, choose_tokens=parts.choose_tokens)
     return Stress(loop, parts.runner.vocab_size, seed).run(

@@ -172,7 +172,10 @@ def started_from(config: Config, rung: Rung) -> Config:
 
 
 def facts_of(config: Config) -> ModelFacts | None:
-    """Of the configured model; None where it cannot be read, which whoever starts it will say."""
+    """Of the configured model; None where it cannot be read, which whoever starts it will say, and for the built-in engine on a card,
+    whose memory the planner does not know."""
+    if config.engine.backend == "native" and config.engine.device == "cuda":
+        return None
     try:
         return model_facts(config.model.path)
     except ApplianceError:

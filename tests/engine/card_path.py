@@ -1,4 +1,7 @@
-"""The engine's path for cards beside the CPU's, as JSON: `python tests/engine/card_path.py MODEL_DIR (interpreter | cuda) [damaged]`.
+"""The engine's path for cards beside the CPU's, as JSON:
+`python tests/engine/card_path.py MODEL_DIR (interpreter | cuda) [damaged | float16 | bfloat16]`.
+
+With a 16-bit type the card is told the CPU's tokens, whatever it would have chosen, and its logits are compared.
 
 `interpreter`: every operation is its Triton kernel in Triton's interpreter, on a pretended card (pretend_card.py). A process of its own:
 the interpreter is chosen when a kernel's module is imported.
@@ -32,7 +35,9 @@ from appliance.engine.sequence import Sequence
 from appliance.engine.settings import EngineSettings
 from appliance.engine.weights import ModelWeights, read_config_json
 from appliance_kernels.on_card import OnCard
+from appliance_kernels.sample.reference import Draw, tokens
 from tests.engine.pretend_card import CARD, PretendCard
+from tests.kernels.whole_products import whole_products
 
 NEW_TOKENS = 4
 BLOCK_TOKENS = 4
@@ -91,6 +96,32 @@ def prompt(length: int) -> list[int]:
     return torch.randint(1, 300, (length,), generator=torch.Generator().manual_seed(length)).tolist()
 
 
+class Teacher:
+    """Chooses tokens on the CPU, and has a card that is computed in another type say the same.
+
+    Attributes:
+        error: how far the card's logits are off at most, as a share of the largest of their row.
+    """
+
+    def __init__(self) -> None:
+        self.error = 0.0
+        self._seen: list[tuple[Tensor, list[int]]] = []
+
+    def choose(self, logits: Tensor, draws: Several[Draw]) -> list[int]:
+        """On the CPU."""
+        chosen = tokens(logits, draws)
+        self._seen.append((logits.clone(), chosen))
+        return chosen
+
+    def teach(self, logits: Tensor, draws: Several[Draw]) -> list[int]:
+        """On the card, in the same order."""
+        exact, chosen = self._seen.pop(0)
+        assert logits.shape == exact.shape and len(draws) == len(chosen), "the card's steps are not the CPU's"
+        off = (logits.cpu() - exact).abs().amax(-1) / exact.abs().amax(-1)
+        self.error = max(self.error, float(off.max()))
+        return chosen
+
+
 def converse(loop: EngineLoop) -> Told:
     """The same requests for every engine."""
     answers = [Answer() for _ in range(4)]
@@ -105,8 +136,8 @@ def converse(loop: EngineLoop) -> Told:
     return Told(answers, loop.stats().block_violations, preemptions, swaps)
 
 
-def main(model: Path, pretended: bool, kind: type[CardRunner]) -> None:
-    """The CPU's and the card's, as it is or damaged."""
+def main(model: Path, pretended: bool, kind: type[CardRunner], dtype: torch.dtype) -> None:
+    """The CPU's and the card's, as it is, damaged, or in 16 bits."""
     config = read_config(read_config_json(model))
     settings = EngineSettings(
         model,
@@ -118,16 +149,21 @@ def main(model: Path, pretended: bool, kind: type[CardRunner]) -> None:
         swap_bytes=1024**2,
     )
     parts = load_parts(settings)
-    told = {"host": converse(EngineLoop(parts.runner, parts.scheduler, parts.limits, 2))}
+    teacher = Teacher()
+    told = {"host": converse(EngineLoop(parts.runner, parts.scheduler, parts.limits, 2, choose_tokens=teacher.choose))}
     geometry = parts.scheduler.pool.geometry
-    with PretendCard() if pretended else contextlib.nullcontext():
+    with PretendCard() if pretended else contextlib.nullcontext(), whole_products() if pretended else contextlib.nullcontext():
         card = OnCard(CARD) if pretended else open_card()
-        runner, pool = build_on_card(card, config, ModelWeights(model), geometry, settings.swap_bytes)
+        runner, pool = build_on_card(card, config, ModelWeights(model), geometry, settings.swap_bytes, dtype)
         runner.__class__ = kind
         scheduler = Scheduler(pool, settings.max_running, settings.prefill_chunk_tokens, settings.prefix_cache, runner)
-        told["card"] = converse(EngineLoop(runner, scheduler, parts.limits, 2, choose_tokens=card.tokens))
-    print(json.dumps({name: asdict(one) for name, one in told.items()}))
+        choose = card.tokens if dtype is torch.float32 else teacher.teach
+        told["card"] = converse(EngineLoop(runner, scheduler, parts.limits, 2, choose_tokens=choose))
+        block_bytes = runner._cache.block_bytes
+    print(json.dumps({name: asdict(one) for name, one in told.items()} | {"error": teacher.error, "block_bytes": block_bytes}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] == "interpreter", DamagedRunner if sys.argv[3:] == ["damaged"] else CardRunner)
+    how = "".join(sys.argv[3:])
+    kinds = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+    main(Path(sys.argv[1]), sys.argv[2] == "interpreter", DamagedRunner if how == "damaged" else CardRunner, kinds.get(how, torch.float32))

@@ -17,11 +17,13 @@ from triton.runtime import interpreter
 
 from appliance.core.errors import BudgetError
 from appliance.engine.build import load_parts
-from appliance.engine.settings import EngineSettings
+from appliance.engine.card import card_dtype, check_dtype
+from appliance.engine.settings import WEIGHTS_DTYPES, EngineSettings
 from tests.engine.pretend_card import CARD, HOST, PretendCard, WrongDevice
 from tests.engine.test_tiny_models import CASES, GEMMA, SIZES, save_checkpoint
 
 LLAMA = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2})
+BIASED = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 2, "attention_bias": True, "head_dim": 16})
 GEMMA3 = transformers.Gemma3TextConfig(**GEMMA | {"num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 9})
 
 
@@ -30,13 +32,7 @@ def test_the_cards_path_says_what_the_cpus_says(config: transformers.PreTrainedC
     """Batches, chunks, a drawn and a penalised answer, one that gives way and is set aside, a second turn out of the prefix cache: the
     same tokens, and as many cached. Nothing of the host's is mixed with what is on the card. Also with a block table that is spoiled on
     the way: the access is refused, and the answer computed again apart."""
-    save_checkpoint(config, tmp_path)
-    root = Path(__file__).parents[2]
-    command = [sys.executable, str(Path(__file__).with_name("card_path.py")), str(tmp_path), "interpreter", *damage.split()]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
-    assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout.splitlines()[-1])
+    told, log = card_path(config, tmp_path, damage)
     host, card = told["host"], told["card"]
     assert [answer["error"] for answer in host["answers"]] == [None] * 4
     assert len({tuple(answer["token_ids"]) for answer in host["answers"]}) == 4, "a model that always says the same tests nothing"
@@ -45,9 +41,34 @@ def test_the_cards_path_says_what_the_cpus_says(config: transformers.PreTrainedC
     assert [answer["token_ids"] for answer in card["answers"]] == [answer["token_ids"] for answer in host["answers"]]
     if damage:
         assert card["violations"] > 0
-        assert "KV access refused" in ran.stderr
+        assert "KV access refused" in log
     else:
         assert card == host
+
+
+def card_path(config: transformers.PreTrainedConfig, folder: Path, how: str) -> tuple[dict[str, Any], str]:
+    """What card_path.py tells of this model, and its log."""
+    save_checkpoint(config, folder)
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(Path(__file__).with_name("card_path.py")), str(folder), "interpreter", *how.split()]
+    paths = os.pathsep.join([str(root), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": paths}, cwd=root)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1]), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "error"), [(BIASED, "float16", 0.02), (GEMMA3, "bfloat16", 0.1)], ids=["llama-float16", "gemma3-bfloat16"]
+)
+def test_the_cards_path_in_16_bits(config: transformers.PreTrainedConfig, dtype: str, error: float, tmp_path: Path) -> None:
+    """Weights, activations and KV cache: the same steps, preemptions and cached tokens, logits that are off by no more than such numbers
+    make them, and half the memory. (The model is random, its layers a few: a wrong product would be off by as much as it is large.)"""
+    told, _ = card_path(config, tmp_path, dtype)
+    host, card = told["host"], told["card"]
+    assert card == host
+    assert host["preemptions"] == host["swaps"] > 0
+    assert 0 < told["error"] < error
+    assert told["block_bytes"] == 4 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
 
 
 def test_a_card_that_is_not_there_is_refused_with_a_cure(tmp_path: Path) -> None:
@@ -120,7 +141,6 @@ def test_a_card_without_memory_is_tried_again_and_a_failed_one_is_not(monkeypatc
 @pytest.mark.parametrize(
     ("option", "changes"),
     [
-        ("--weights-dtype int8", {"weights_dtype": "int8"}),
         ("--weight-holder", {"weight_holder": "/run/holder.sock"}),
         ("--fault", {"fault": ("stop", 3)}),
     ],
@@ -131,3 +151,22 @@ def test_what_a_card_does_not_know_is_refused(option: str, changes: dict[str, An
     with pytest.raises(BudgetError, match=f"{option} is for the CPU") as caught:
         load_parts(EngineSettings(tmp_path, device="cuda", **changes))
     assert caught.value.hint == f"leave {option} out"
+
+
+def test_a_card_computes_in_what_the_weights_are_served_in() -> None:
+    """8 bits are for the CPU: bfloat16 stands in. A card that does not know bfloat16 is refused with what it knows."""
+    names = {name: str(card_dtype(name)) for name in WEIGHTS_DTYPES}
+    assert names == {"float32": "torch.float32", "int8": "torch.bfloat16", "bfloat16": "torch.bfloat16", "float16": "torch.float16"}
+    check_dtype(torch.bfloat16, (8, 6))
+    check_dtype(torch.float16, (7, 5))
+    with pytest.raises(BudgetError, match=r"compute capability 8\.0 or more; this one has 7\.5") as caught:
+        check_dtype(torch.bfloat16, (7, 5))
+    assert "float16" in str(caught.value.hint)
+
+
+def test_16_bits_are_not_for_the_cpu(tmp_path: Path) -> None:
+    """Said before a weight is read; the CPU computes in float32."""
+    save_checkpoint(LLAMA, tmp_path)
+    with pytest.raises(BudgetError, match="--weights-dtype bfloat16 is for --device cuda") as caught:
+        load_parts(EngineSettings(tmp_path, weights_dtype="bfloat16"))
+    assert "int8 or float32" in str(caught.value.hint)

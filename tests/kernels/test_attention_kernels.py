@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from appliance_kernels.paged_prefill import triton as prefill_kernel
 from appliance_kernels.refcount.reference import OPEN, SEALED
 from appliance_kernels.tables import lay_tables
 from appliance_kernels.tiles import CacheShape
+from tests.kernels.whole_products import whole_products
 
 NULL, END = 30, 60
 """Prompts' blocks lie below, answers' between."""
@@ -23,9 +24,11 @@ CARD = OnCard(torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)
-def short_splits(guarded: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few dozen tokens are several splits."""
+def short_splits(guarded: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """So that a few dozen tokens are several splits. Products of bfloat16 are such."""
     monkeypatch.setattr(decode_kernel, "SPLIT", 64)
+    with whole_products():
+        yield
 
 
 class Case:
@@ -95,6 +98,7 @@ SHAPES = [
     # block_tokens, kv_heads, group, dim, type, error, window
     pytest.param(16, 2, 3, 64, torch.float32, 3e-6, 0, id="smollm2-fp32"),
     pytest.param(16, 1, 4, 128, torch.float16, 2e-3, 70, id="128-fp16-window"),
+    pytest.param(16, 2, 2, 64, torch.bfloat16, 2e-2, 33, id="64-bf16-window"),
     pytest.param(7, 2, 1, 24, torch.float32, 3e-6, 20, id="odd-blocks-odd-heads-window"),
     pytest.param(5, 1, 17, 16, torch.float32, 3e-6, 0, id="group-over-16"),
 ]

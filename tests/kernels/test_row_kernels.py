@@ -43,6 +43,15 @@ def test_rms_norm_is_its_formula(shape: tuple[int, int], kind: torch.dtype, erro
     _check(rms_norm_kernel.rms_norm(x, w, 1e-5), exact, error)
 
 
+def test_rms_norm_of_16_bits_by_a_weight_of_32() -> None:
+    """As a card has them: of Gemma's 1 + w, 16 bits would lose half of w. To a unit in the last place, which the interpreter cuts off."""
+    x, w = _normal(3, 96, kind=torch.float16), 1.0 + _normal(96, seed=1) / 512
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * w.double()
+    found = rms_norm_kernel.rms_norm(x, w, 1e-5)
+    assert found.dtype is torch.float16
+    _check(found, exact, 1e-3)
+
+
 def test_rms_norm_of_heads_inside_wider_rows() -> None:
     """As queries and keys lie beside values: neither tokens nor heads are contiguous to each other's ends, each head has its weight."""
     rows, w = _normal(4, 7, 24), _normal(5, 24, seed=1)

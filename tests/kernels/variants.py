@@ -103,7 +103,7 @@ def _rows() -> Iterator[Variant]:
     for heads, dim in ((1, 576), (40, 128), (1, 4096), (1, 16384)):
         width = 1 << (dim - 1).bit_length()
         constants = {"HEADS": heads, "DIM": dim, "WIDTH": width}
-        types = _typed(rms_norm.rms_norm_kernel, constants, _bf16="x_ptr weight_ptr out_ptr", fp32="eps")
+        types = _typed(rms_norm.rms_norm_kernel, constants, _bf16="x_ptr out_ptr", _fp32="weight_ptr", fp32="eps")
         yield Variant(f"rms_norm.{heads}x{dim}", rms_norm.rms_norm_kernel, types, constants, rms_norm.warps(width))
     for heads, dim in ((12, 64), (40, 128), (5, 256)):
         half = dim // 2

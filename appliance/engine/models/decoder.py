@@ -20,7 +20,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Weights(Protocol):
-    """Tensors by their Hugging Face names, in float32."""
+    """Tensors by their Hugging Face names: float32, but for matrices on a card (card.py)."""
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has it."""
@@ -76,6 +76,11 @@ class Decoder:
         specs = list(dict.fromkeys(layer.rope for layer in config.layers))
         self._rope_of_layer = [specs.index(layer.rope) for layer in config.layers]
         self._frequencies = [inverse_frequencies(spec, config.head_dim).to(self._embedding.device) for spec in specs]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of matrices, and so of what goes from layer to layer."""
+        return self._embedding.dtype
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """All layers over some tokens, of any mixture of sequences.
@@ -153,13 +158,17 @@ def _read_layer(weights: Weights, prefix: str, config: DecoderConfig) -> _Layer:
     def norm(name: str) -> Tensor:
         return norm_weight(weights, f"{prefix}{name}.weight", hidden, config)
 
+    def as_added(bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else bias.to(qkv.dtype)
+
+    qkv = weights.stacked(tuple(f"{attention}{name}_proj.weight" for name in ("q", "k", "v")), (q_rows, kv_rows, kv_rows), hidden)
     return _Layer(
         input_norm=norm("input_layernorm"),
-        qkv=weights.stacked(tuple(f"{attention}{name}_proj.weight" for name in ("q", "k", "v")), (q_rows, kv_rows, kv_rows), hidden),
-        qkv_bias=qkv_bias(weights, attention, (q_rows, kv_rows, kv_rows)),
+        qkv=qkv,
+        qkv_bias=as_added(qkv_bias(weights, attention, (q_rows, kv_rows, kv_rows))),
         qk_norm=qk_norm_weight(weights, attention, config) if config.qk_norm else None,
         out=weights.get(attention + "o_proj.weight", (hidden, q_rows)),
-        out_bias=optional(weights, attention + "o_proj.bias", (hidden,)),
+        out_bias=as_added(optional(weights, attention + "o_proj.bias", (hidden,))),
         mlp_norm=norm(mlp_norm),
         gate_up=weights.stacked((mlp + "gate_proj.weight", mlp + "up_proj.weight"), (config.intermediate_size,) * 2, hidden),
         down=weights.get(mlp + "down_proj.weight", (hidden, config.intermediate_size)),

@@ -12,10 +12,11 @@ import pytest
 
 from appliance.backends import backend_of
 from appliance.config.schema import Config, EngineTable, ModelTable
-from appliance.core.errors import ModelError
+from appliance.core.errors import ConfigError, ModelError
 from appliance.core.launch import SpareSpec
 from appliance.core.plan import Rung
 from appliance.engine.__main__ import parse_arguments, settings_of
+from appliance.supervisor.ladder import facts_of
 from tests.unit.supervisor.machine_cases import make_rung
 
 
@@ -74,6 +75,37 @@ def test_a_spare_fits_every_rung_and_no_other_model(tmp_path: Path) -> None:
     assert changed != spare
     (folder / "convert.log").write_text("not a file that an engine reads")
     assert spare_of(config) == changed
+
+
+def test_the_built_in_engine_on_a_card(tmp_path: Path) -> None:
+    """It is waited for and watched like another engine's; the engine is told where and in what, and has no spare, which would need the
+    card's memory once more."""
+    config = native(make_model(tmp_path / "m"), device="cuda", weights_dtype="float16")
+    backend = backend_of(config)
+    rung = backend.first_rung(config)
+    spec = backend.launch_spec(config, rung, 7, tmp_path)
+    settings = settings_of(parse_arguments(spec.argv[3:]))
+    assert (settings.device, settings.weights_dtype, rung.kv_dtype) == ("cuda", "float16", "float16")
+    assert (backend.uses_gpu, spec.spare) == (True, None)
+    assert facts_of(config) is None  # the planner knows its memory on the CPU
+    assert backend.first_rung(native(tmp_path / "m", device="cuda")).kv_dtype == "bfloat16"
+    assert not backend_of(native(tmp_path / "m")).uses_gpu
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "cure"),
+    [
+        ({"weights_dtype": "bfloat16"}, 'weights_dtype = "bfloat16" is for a card', "engine.device"),
+        ({"device": "cuda", "weight_holder": True}, "engine.weight_holder keeps weights in the host's memory", "to false"),
+    ],
+)
+def test_what_a_device_cannot_do_is_not_started(engine: dict[str, object], words: str, cure: str, tmp_path: Path) -> None:
+    """Named with its cure, before there is a process."""
+    config = native(make_model(tmp_path / "m"), **engine)
+    backend = backend_of(config)
+    with pytest.raises(ConfigError, match=words) as caught:
+        backend.launch_spec(config, backend.first_rung(config), 7, tmp_path)
+    assert cure in str(caught.value.hint)
 
 
 def test_rung_zero_leaves_the_context_to_the_engine(tmp_path: Path) -> None:
