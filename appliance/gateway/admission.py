@@ -4,8 +4,7 @@ A lane is open while the engine answers. While it is closed nobody goes in and n
 restart is not the client's fault, and is bounded by `max_wait_s` instead. A request that lost its engine gives its slot
 back and comes back in front of those who have not been in yet, in the order in which they all arrived.
 
-With several engines each has a room of its own (room.py), and the queue is one: whose turn it is does not depend on where it
-goes; that is balance.py's to say.
+Each engine has a room of its own (room.py), and the queue is one: whose turn it is does not depend on where it goes (balance.py).
 
 A full queue refuses those who fill it: a newcomer whose flow has fewer waiting takes the place of the flow with the most.
 """
@@ -216,9 +215,6 @@ class Lane:
         """The sum over the engines that answer; while none does, over all."""
         return sum(what(room) for room in self.rooms if room.is_open or not self.is_open)
 
-    def _has_slot(self) -> bool:
-        return any(room.has_slot() for room in self.rooms)
-
     def _fits(self, ticket: Ticket) -> bool:
         return any(room.takes(ticket) for room in self.rooms)
 
@@ -299,7 +295,7 @@ class Lane:
             raise
 
     def _grant(self) -> None:
-        while self._has_slot():
+        while any(room.has_slot() for room in self.rooms):
             if self._returning:
                 waiter = self._returning[0]
                 if not self._fits(waiter.ticket):
