@@ -3,7 +3,7 @@
     HERMES            <tool_call>{"name": ..., "arguments": {...}}</tool_call>       Qwen 2.5 and 3, Hermes, and those who follow them
     LLAMA             {"name": ..., "parameters": {...}}, bare or behind <|python_tag|>                                  Llama 3.1 to 3.3
     MISTRAL_LIST      [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]                     Mistral 7B v0.3, Nemo, Small 3.0 and 3.1
-    MISTRAL_NAMED     [TOOL_CALLS]name[ARGS]{...}[TOOL_CALLS]name[ARGS]{...}                                Ministral 3, Devstral Small 2
+    MISTRAL_NAMED     [TOOL_CALLS]name[ARGS]{...}[TOOL_CALLS]name[ARGS]{...}                                        Ministral 3, Devstral
     MISTRAL_NUMBERED  [TOOL_CALLS]name[CALL_ID]id[ARGS]{...}                                                        Mistral Small 3.2
 
 No torch, and nothing of HTTP.
@@ -22,6 +22,8 @@ PYTHON_TAG = "<|python_tag|>"
 
 _LLAMA_FORM = re.compile(r'\{"name":[^{}]{0,60}"parameters":')
 """As the prompt of Llama 3 tells the model: Respond in the format {"name": function name, "parameters": dictionary of ...}."""
+_OTHER_FORMS = ("<function=", "<arg_key>", "<invoke", "<tool_calls>")
+"""Between Hermes' tags, or in tags like them: Qwen3-Coder, GLM, MiniMax, Apriel and their kin."""
 _MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -51,7 +53,7 @@ def dialect_of(template: str) -> Dialect | None:
             return Dialect.MISTRAL_LIST
         return Dialect.MISTRAL_NUMBERED if CALL_ID in template else Dialect.MISTRAL_NAMED
     if TOOL_CALL in template:
-        return None if "<function=" in template else Dialect.HERMES  # Qwen3-Coder has another form between the same tags
+        return None if any(form in template for form in _OTHER_FORMS) else Dialect.HERMES
     return Dialect.LLAMA if _LLAMA_FORM.search(template) else None
 
 

@@ -96,9 +96,19 @@ def test_a_template_says_which_dialect_it_speaks(family: str) -> None:
     assert dialect_of(FAMILIES[family][0]) is DIALECTS[family]
 
 
-@pytest.mark.parametrize("template", [CHATML, "{{ tools }} <tool_call><function=f>", "{{ tools | tojson }}", "{{ tools }} <TOOLCALL>"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML,
+        "{{ tools }} <tool_call><function=f>",
+        "{{ tools }} <tool_call>f<arg_key>",
+        "{{ tools }} <tool_call> as in <tool_calls>[",
+        "{{ tools | tojson }}",
+        "{{ tools }} <TOOLCALL>",
+    ],
+)
 def test_a_template_without_a_known_form_has_none(template: str) -> None:
-    """Also one between known tags, such as Qwen3-Coder's."""
+    """Also one between known tags, such as those of Qwen3-Coder and GLM."""
     assert dialect_of(template) is None
 
 
