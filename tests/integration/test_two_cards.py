@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,17 +23,18 @@ WHOLE = "".join(f" t{n}" for n in range(TOKENS))
 
 
 async def ask(running: GatewayProcess, number: int) -> Answer:
-    """A conversation of its own; every other one streams."""
+    """A conversation of its own, whose answer a second run says again; every other one streams."""
     question = [{"role": "user", "content": f"question {number}"}]
-    return await running.post({"model": "fake", "messages": question, "max_tokens": TOKENS, "stream": number % 2 == 0})
+    return await running.post({"model": "fake", "messages": question, "max_tokens": TOKENS, "temperature": 0, "stream": number % 2 == 0})
 
 
 def text_of(answer: Answer) -> str:
     """All that the client was given."""
     if answer.headers["content-type"].startswith("application/json"):
-        return str(answer.json()["choices"][0]["message"]["content"])
+        body = answer.json()
+        return str(body["choices"][0]["message"]["content"] if "choices" in body else body)
     events = [json.loads(event) for event in answer.events() if event != "[DONE]"]
-    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+    return "".join(event["choices"][0]["delta"].get("content") or "" if "choices" in event else str(event) for event in events)
 
 
 async def served(one: TwoCards) -> list[int]:
@@ -45,7 +45,7 @@ async def served(one: TwoCards) -> list[int]:
 async def test_clients_see_one_endpoint() -> None:
     """Requests go to both engines; one is killed under 12 of them, then both are restarted in turn: every answer is whole, and new ones
     are answered all the time."""
-    with tempfile.TemporaryDirectory(prefix="two-") as folder:
+    with tempfile.TemporaryDirectory(prefix="two-", ignore_cleanup_errors=True) as folder:
         one = TwoCards(Path(folder))
         try:
             before = await asyncio.to_thread(one.wait_each, "serving", "serving")
@@ -72,13 +72,14 @@ async def test_clients_see_one_endpoint() -> None:
             code = await asyncio.to_thread(one.stop)
     assert code == 0
     assert later, "none was asked during the restart"
-    assert Counter((answer.status, text_of(answer)) for answer in answers) == {(200, WHOLE): len(answers)}
+    broken = [(answer.status, text_of(answer)) for answer in answers if (answer.status, text_of(answer)) != (200, WHOLE)]
+    assert not broken, "\n".join(map(str, broken))
     assert generations == [3, 2]
 
 
 async def test_each_engine_is_held_back_by_its_own_card() -> None:
     """One card over its red line: long prompts go alone to its engine and as ever to the other; metrics tell the two apart."""
-    with tempfile.TemporaryDirectory(prefix="two-") as folder:
+    with tempfile.TemporaryDirectory(prefix="two-", ignore_cleanup_errors=True) as folder:
         one = TwoCards(Path(folder))
         try:
             await asyncio.to_thread(one.wait_each, "serving", "serving")

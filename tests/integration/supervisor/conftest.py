@@ -31,5 +31,5 @@ def applianced(tmp_path: Path) -> Iterator[Callable[..., Applianced]]:
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A folder whose path leaves room for the sockets of an engine in a folder of its own: a unix socket's has 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="two-") as folder:
+    with tempfile.TemporaryDirectory(prefix="two-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="no gcc to build a libn
 FIRST, SECOND = "0000:01:00", "0000:02:00"
 ANSWERING = ("serving", "degraded")
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.94 GiB. GPU 0 has 0.10 GiB free."
+PATIENT = {"supervisor.hang_floor_s": "10", "supervisor.hang_ceiling_s": "30", "supervisor.probe_timeout_s": "5"}
+"""No test here is about silence, and two engines on a busy machine are seldom quick."""
 
 
 class TwoCards(Applianced):
@@ -42,7 +44,7 @@ class TwoCards(Applianced):
         self.kmsg = folder / "kmsg"
         os.mkfifo(self.kmsg)
         self._sequence = itertools.count(1)
-        chosen = {"gpu.layout": "replicas", "diagnosis.kernel_log": str(self.kmsg), "gpu.wait_s": "5", **(settings or {})}
+        chosen = {"gpu.layout": "replicas", "diagnosis.kernel_log": str(self.kmsg), "gpu.wait_s": "5", **PATIENT, **(settings or {})}
         environment = {"BOX": str(folder / "box"), "PYTHONPATH": str(ROOT), **self.nvml.environment}
         launcher = (str(ROOT / "tests/fakes/boxed_applianced.py"),)
         super().__init__(folder, "--step-s", "0.02", *engine, settings=chosen, environment=environment, program=launcher, **options)
