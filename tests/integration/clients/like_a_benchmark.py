@@ -2,25 +2,24 @@
 
 import asyncio
 import json
-import sys
 
 import aiohttp
+from asked import MAX_TOKENS, MODEL, PROMPT, URL, tell
 
-url, model, prompt, max_tokens = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 CHAT = {
-    "model": model,
-    "messages": [{"role": "user", "content": [{"type": "text", "text": prompt}]}],
+    "model": MODEL,
+    "messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}],
     "temperature": 0.0,
-    "max_completion_tokens": max_tokens,
+    "max_completion_tokens": MAX_TOKENS,
     "stream": True,
     "stream_options": {"include_usage": True},
 }
 TEXT = {
-    "model": model,
-    "prompt": prompt,
+    "model": MODEL,
+    "prompt": PROMPT,
     "temperature": 0.0,
     "repetition_penalty": 1.0,
-    "max_tokens": max_tokens,
+    "max_tokens": MAX_TOKENS,
     "logprobs": None,
     "stream": True,
     "stream_options": {"include_usage": True},
@@ -31,7 +30,7 @@ TEXT = {
 async def ask(session: aiohttp.ClientSession, path: str, body: dict) -> tuple[str, int]:
     """The text and the answer's tokens."""
     text, tokens = "", 0
-    async with session.post(f"{url}{path}", json=body, headers={"Authorization": "Bearer none", "x-request-id": "bench-1"}) as answer:
+    async with session.post(f"{URL}{path}", json=body, headers={"Authorization": "Bearer none", "x-request-id": "bench-1"}) as answer:
         assert answer.status == 200, await answer.text()
         async for line in answer.content:
             chunk = line.strip().decode()
@@ -51,9 +50,9 @@ async def main() -> None:
     """Sixteen at once."""
     async with aiohttp.ClientSession() as session:
         for text, _ in await asyncio.gather(*(ask(session, "/v1/chat/completions", CHAT) for _ in range(16))):
-            print(json.dumps({"how": "chat, 16 at once", "text": text}), flush=True)
+            tell("chat, 16 at once", text)
         _, tokens = await ask(session, "/v1/completions", TEXT)
-        assert tokens == max_tokens
+        assert tokens == MAX_TOKENS
 
 
 asyncio.run(main())
