@@ -50,6 +50,7 @@ class BodyFacts:
         deterministic: a second run says the same, as far as it is the engine's to say.
         plain: the answer is one text: no tools, no grammar, no log probabilities.
         conversation: balance.key_of it, where that was asked for.
+        ranks: it asks for a `priority` among what the engine has.
     """
 
     stream: bool = False
@@ -58,6 +59,7 @@ class BodyFacts:
     deterministic: bool = False
     plain: bool = False
     conversation: int = 0
+    ranks: bool = False
 
 
 class Intake:
@@ -171,6 +173,7 @@ def facts_of(body: bytes, *, several_engines: bool = False) -> BodyFacts:
         deterministic=_deterministic(document),
         plain=answers == 1 and not any(document[name] for name in _MORE_THAN_TEXT.intersection(document)),
         conversation=key_of(document) if several_engines else 0,
+        ranks=document.get("priority") not in (None, 0),
     )
 
 

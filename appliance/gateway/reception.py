@@ -59,6 +59,8 @@ class Reception:
             _check_encoding(headers)
         is_json = route.kind is Kind.JSON and method == "POST"
         facts = facts_of(body, several_engines=self._doors.several) if is_json else BodyFacts()
+        if facts.ranks:
+            _may_rank(key)
         query: bytes = scope["query_string"]
         now_s = asyncio.get_running_loop().time()
         patience, priority = _wishes(headers)
@@ -170,6 +172,17 @@ def _seconds(given: bytes) -> float:
             hint="send for example 30",
         )
     return timeout_s
+
+
+def _may_rank(key: ApiKey) -> None:
+    """Engines put requests in an order of their own, and let one give way for another: no key may pass the others by a word in its body."""
+    if key.name and key.priority != PRIORITIES[0]:
+        raise Refused(
+            400,
+            "invalid_priority",
+            f"the body has a priority, and the key {key.name} is of class {key.priority}: only keys of class {PRIORITIES[0]} may rank",
+            hint="leave priority out of the body; the header X-Priority asks for a lower class",
+        )
 
 
 def _level(key: ApiKey, given: bytes | None) -> int:

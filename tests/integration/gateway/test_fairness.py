@@ -113,6 +113,20 @@ async def test_a_higher_class_goes_first_and_a_request_may_lower_its_own(run_dir
     assert (wrong.status, wrong.error()["code"]) == (400, "invalid_priority")
 
 
+async def test_a_key_does_not_pass_others_by_a_word_in_its_body(run_dir: Path) -> None:
+    """`priority` is the engine's own order: of several keys those of the highest class may send one, and where there are no keys, all."""
+    path, secrets = keys_file(run_dir, boss='priority = "high"', team="")
+    async with appliance(run_dir, f"gateway.api_keys_file={path}", engine=False) as (running, scripted):
+        await opened(running, scripted)
+        for name, rank, status in (("team", -1000, 400), ("team", 5, 400), ("team", 0, 200), ("boss", -1000, 200)):
+            answer = await running.ask("POST", CHAT, {"do": "whole", "priority": rank}, **bearer(secrets[name]))
+            assert answer.status == status, (name, rank, answer)
+        refused = (await running.ask("POST", CHAT, {"do": "whole", "priority": 1}, **bearer(secrets["team"]))).error()
+    assert refused["code"] == "invalid_priority"
+    assert "class high" in refused["message"]
+    assert "X-Priority" in refused["message"]
+
+
 async def test_a_key_has_its_limits(run_dir: Path) -> None:
     """Requests a minute, tokens a minute, waiting at once: 429 with the limit and a Retry-After that is true."""
     path, secrets = keys_file(
