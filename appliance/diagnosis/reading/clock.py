@@ -7,9 +7,17 @@ import re
 from dataclasses import dataclass, replace
 
 _MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_MONTHS = {name: index for index, name in enumerate(_MONTH_NAMES, 1)}
-_ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ?(Z|UTC|[+-]\d\d:?\d\d))?")
-_SYSLOG = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?: (\d{4}))?")
+_MONTHS = {name.lower(): index for index, name in enumerate(_MONTH_NAMES, 1)}
+_OTHER_MONTHS = (
+    "janv ene gen sty янв", "févr fev fév lut фев", "mär mars mrt мар", "avril abr kwi апр", "mai mag mei maj май мая", "juin giu cze июн",
+    "juil lug lip июл", "août ago sie авг", "sept set wrz сен", "okt ott out paź окт", "lis ноя", "déc dez dic gru des дек",
+)  # fmt: skip
+"""journalctl and syslog write the month in the machine's language: German, French, Spanish, Italian, Portuguese, Dutch, Polish, the
+Scandinavian ones and Russian, as far as they differ from English; Chinese and Japanese write its number."""
+_MONTHS |= {name: index for index, names in enumerate(_OTHER_MONTHS, 1) for name in names.split()}
+_MONTHS |= {f"{index}月": index for index in range(1, 13)}
+_ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)(?:[T ]| - )(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?: ?(Z|UTC|[+-]\d\d:?\d\d))?")
+_SYSLOG = re.compile(r"(?<!\w)([^\W\d_]{3,5}|\d{1,2}月)\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?: (\d{4}))?")
 _MONTH_DAY = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
 _GLOG = re.compile(r"\b[EWIF](\d\d?)?(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{3,9})")
 HEAD = 120
@@ -32,9 +40,9 @@ def stamp_in(text: str, year: int) -> Stamp | None:
     if iso is not None:
         return iso_stamp(iso)
     syslog = _SYSLOG.search(head)
-    if syslog is not None and syslog[1] in _MONTHS:
+    if syslog is not None and (month := _MONTHS.get(syslog[1].lower())) is not None:
         clock = (int(syslog[3]), int(syslog[4]), int(syslog[5]))
-        stamp = _build(int(syslog[7] or year), _MONTHS[syslog[1]], int(syslog[2]), clock, syslog[6], None)
+        stamp = _build(int(syslog[7] or year), month, int(syslog[2]), clock, syslog[6], None)
         return stamp if syslog[7] else _without_year(stamp)
     short = _MONTH_DAY.search(head)
     if short is not None:
