@@ -62,7 +62,7 @@ class Literals:
         words = text.translate(_NO_DIGITS)
         if words in self._without:
             return False
-        if self._search(words) is not None:
+        if self._known.get(words) or self._search(words) is not None:
             return True
         if len(words) <= LONGEST_KNOWN:
             if len(self._without) >= MOST_KNOWN:
@@ -73,9 +73,8 @@ class Literals:
     def patterns_of(self, text: str) -> Sequence[Pattern]:
         """Those with a literal in the line, in the order of the catalogue."""
         found = self._by_words(text.translate(_NO_DIGITS))
-        for literal, used in self._numbered.items():
-            if literal in text:
-                found = found | used
+        if self._numbered and self._any_numbered(text) is not None:
+            found = found.union(*(used for literal, used in self._numbered.items() if literal in text))
         return [self._patterns[number] for number in sorted(found)]
 
     def _by_words(self, text: str) -> frozenset[int]:

@@ -48,8 +48,8 @@ def fold(events: Sequence[Event]) -> list[Event]:
             continue
         key = (
             event.name,
-            event.cause,
-            event.source,
+            id(event.cause),  # members of an enumeration are one of each, and their own hash is slow
+            id(event.source),
             event.pattern_id,
             event.fields.get("code"),
             event.fields.get("bdf"),
