@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from appliance.core.evidence import Evidence, Source
+from appliance.diagnosis.causality import CLOCK_SLACK_S, ZONE_UNKNOWN_S, distance_s
 from appliance.diagnosis.events import Event
 from appliance.diagnosis.stops import Stop, of_engine, of_the_system, stops_of
 from appliance.diagnosis.timeline import ENGINE_SOURCES
@@ -33,8 +34,9 @@ _ENGINE_NAME = re.compile(
     r"ik_llama|server$|main$|app$|conda|uv$|ktransformers|applianced|appliance|engine)",
     re.IGNORECASE,
 )
+_CARD = re.compile(r"\b(?:nvidia|nouveau|amdgpu|xe|NVRM)\b.{0,40}?\b([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 UNIT = re.compile(r"(?P<unit>[\w@.:\\-]{1,120}\.service): (?:[Mm]ain process exited|Failed with result)")
-_LOG_PID = re.compile(r"\bpid[=: ]+(\d{2,8})|\bPID (\d{2,8})|\[(\d{3,8})\]")
+_LOG_PID = re.compile(r"pid(?<!\wpid)[=: ]+(\d{2,8})|PID(?<!\wPID) (\d{2,8})|\[(\d{3,8})\]")
 
 
 def signal_of(value: object) -> str | None:
@@ -109,6 +111,12 @@ class Case:
         return pids_in(self.evidence)
 
     @functools.cached_property
+    def cards(self) -> frozenset[str]:
+        """Places on the bus, without the function, where the kernel's log names a driver of cards."""
+        found = (_CARD.search(item.text) for item in self.lines_of(Source.KERNEL_LOG))
+        return frozenset(match[1].lower() for match in found if match is not None)
+
+    @functools.cached_property
     def engine_units(self) -> frozenset[str]:
         """systemd's units that may be the engine's: those whose main process ended, and of these the ones with an engine's name."""
         ended = (UNIT.search(event.text) for event in self.named("unit_down") if event.source is Source.SYSTEMD)
@@ -174,6 +182,34 @@ class Case:
         return any(event.fatal for event in self.events)
 
     @functools.cached_property
+    def well_at_last(self) -> bool:
+        """A sign of life is the engine's last word, and no source tells that it ended: whose the trouble is has to be asked."""
+        ended = self.exit.signal is not None or self.exit.code not in (None, 0) or self.stopped_by_us
+        healthy = [event for event in self.named(*HEALTHY) if event.source in ENGINE_SOURCES]
+        if ended or not healthy or any(map(self._is_unit_down, self.named("unit_down"))):
+            return False
+        own = [event for event in self.events if event.source in ENGINE_SOURCES]
+        return not any(event.fatal or (event.order > healthy[-1].order and _speaks_of_an_end(event)) for event in own)
+
+    def _is_unit_down(self, event: Event) -> bool:
+        """The unit is an engine's by its name, and no clock shows that the engine was up again after that."""
+        return of_engine(event.text) and (self.lived_on_s(event) or 0.0) <= CLOCK_SLACK_S
+
+    def lived_on_s(self, event: Event) -> float | None:
+        """Seconds from what another source tells to the engine's last sign of life; None where no clock can tell."""
+        alive = (other for other in reversed(self.events) if other.name in HEALTHY and other.source in ENGINE_SOURCES)
+        last = next((other.evidence for other in alive if other.evidence.time_s is not None), None)
+        later_s = None if last is None else distance_s(last, event.evidence)
+        if last is None or later_s is None:
+            return None
+        same_zone = bool(last.data.get("zone_unknown")) is bool(event.evidence.data.get("zone_unknown"))
+        return later_s if same_zone or abs(later_s) > ZONE_UNKNOWN_S else None
+
+    def outlived(self, event: Event) -> bool:
+        """The engine worked on after what another source tells, and nothing tells that it ended."""
+        return self.well_at_last and (self.lived_on_s(event) or 0.0) > CLOCK_SLACK_S
+
+    @functools.cached_property
     def end(self) -> Evidence | None:
         """When the engine ended, as nearly as is known: its first fatal line, its exit, else its last line."""
         engine = [event for event in self.events if event.source in ENGINE_SOURCES and event.evidence.time_s is not None]
@@ -189,6 +225,19 @@ class Case:
     def lines_of(self, source: Source) -> Iterator[Evidence]:
         """The raw evidence of one source."""
         return (item for item in self.evidence if item.source is source)
+
+
+_LAST_WORDS = ("exception", "wrapper", "runtime_failed", "startup_failed", "kill_tree", "sigquit", "sigterm", "shutdown", "death")
+
+
+def _speaks_of_an_end(event: Event) -> bool:
+    return event.is_suspect or event.name in _LAST_WORDS
+
+
+def is_known(event: Event, case: Case) -> bool:
+    """The line names a process that is known to be the engine's."""
+    pid = str(event.fields.get("pid") or "")
+    return event.evidence.data.get("of_engine") is True or (pid.isdecimal() and int(pid) in case.engine_pids)
 
 
 def engine_like(name: object) -> bool:

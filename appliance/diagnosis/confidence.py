@@ -15,11 +15,14 @@ from appliance.core.causes import Cause
 from appliance.core.diagnosis import Confidence
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis.alarms import breaks_off, unread
-from appliance.diagnosis.case import HEALTHY, Case
+from appliance.diagnosis.case import HEALTHY, Case, is_known
 from appliance.diagnosis.catalogue import Catalogue
 from appliance.diagnosis.causality import Verdict, distance_s
 from appliance.diagnosis.events import Event
+from appliance.diagnosis.pattern import Kind
 from appliance.diagnosis.same_words import same_words
+from appliance.diagnosis.stops import of_engine
+from appliance.diagnosis.timeline import ENGINE_SOURCES
 
 _BY_ABSENCE = frozenset({Cause.KILLED_UNKNOWN, Cause.HOST_POWER_RESET})
 """Causes that rest on what is not on record, which may only be missing from what was given."""
@@ -90,11 +93,35 @@ def _of_the_root(root: Event, case: Case) -> Iterator[Doubt]:
         yield Doubt("it stands in a boot that is over, and no engine's log tells that one ran then")
     if root.source is Source.EXIT and not _given(case, Source.ENGINE_LOG):
         yield Doubt("nothing of the engine's own log was given")
+    yield from _of_no_end(root, case)
     later_s = _worked_for(root, case)
     if later_s > OUTLIVED_S and not case.dead_after(root):
         yield Doubt(f"the engine went on working for {later_s:.0f} s after it, and no line tells that it ended", 2)
     elif later_s > OUTLIVED_S and root.cause in _OF_ONE_REQUEST:
         yield Doubt("the engine went on working after it, and ended later of what no line tells", 2)
+
+
+_OF_A_PROCESS = frozenset(
+    {Cause.SEGFAULT_NATIVE, Cause.SIGILL_CPU, Cause.HOST_OOM, Cause.KILLED_UNKNOWN, Cause.EXTERNAL_SIGTERM, Cause.SD_WATCHDOG}
+)
+"""What strikes one process, which is then gone; a card may be lost beneath an engine that hangs."""
+
+
+def _of_no_end(root: Event, case: Case) -> Iterator[Doubt]:
+    """What others tell of an engine of which nothing else tells that it ended: nothing of its own was given, or that shows it well."""
+    if root.source in ENGINE_SOURCES or root.source in (Source.EXIT, Source.PROBE) or root.name == "boot":  # with its host it just ends
+        return
+    nameless = root.cause in _OF_A_PROCESS and not of_engine(root.text) and not is_known(root, case)
+    if nameless and not case.exit.known and not _given(case, Source.ENGINE_LOG):
+        yield Doubt("its line names no engine, and nothing of an engine's own was given that would tell of an end")
+    if not case.well_at_last:
+        return
+    later_s = case.lived_on_s(root)
+    if later_s is not None and later_s > OUTLIVED_S:
+        yield Doubt(f"the engine went on working for {later_s:.0f} s after it, and no line tells that it ended", 2)
+    elif later_s is None and not is_known(root, case):
+        sign = "the engine's log ends with a sign of life, no clock tells which was first, and nothing tells that it ended"
+        yield Doubt(sign, 2 if nameless else 1)
 
 
 def _of_another_host(root: Event, case: Case) -> Iterator[Doubt]:
@@ -181,6 +208,9 @@ def _of_good_health(root: Event, case: Case, catalogue: Catalogue) -> Iterator[D
     if case.stopped_by_us:
         return
     others = _given(case, Source.KERNEL_LOG, Source.SYSTEMD, Source.NVIDIA_SMI)
+    perhaps = next((event for event in case.named("segfault_line") if event.kind is Kind.SYMPTOM and not event.sure), None)
+    if perhaps is not None:
+        yield Doubt(f"of line {perhaps.evidence.line} of the kernel's log: {perhaps.note}")
     if root.cause is Cause.OK_NORMAL and case.exit.code != 0:
         yield Doubt("how it ended is not on record, and a fault may stand behind what was given", 1 if others else 2)
     elif not case.has(*HEALTHY):

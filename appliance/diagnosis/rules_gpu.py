@@ -165,9 +165,13 @@ def package_upgrade(event: Event, case: Case) -> Event | None:
     return None
 
 
-def pcie_uncorrectable(event: Event, _case: Case) -> Event | None:
+def pcie_uncorrectable(event: Event, case: Case) -> Event | None:
     """An uncorrected PCIe error of a GPU or of the port above it."""
     device = str(event.fields.get("driver") or "nvidia").lower()
+    if str(event.fields.get("bdf") or "").lower().partition(".")[0] in case.cards:  # the port above reports it, or the card's own sound
+        return caused(event, Cause.PCIE_ERROR, tier=0, sure="can't recover" not in event.text)  # of what, another line would tell
+    if event.pattern_id == "kernel.pcie_reported":
+        return replace(event, kind=Kind.SYMPTOM, note="of a device that nothing shows to be a card")
     if device in ("nvidia", "pcieport", "vfio-pci", "pci", "aer", "nouveau"):
         return caused(event, Cause.PCIE_ERROR, tier=0, rank=10, sure=device == "nvidia")
     return replace(event, kind=Kind.SYMPTOM, note=f"of a device that {device} drives, which is no GPU")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
 from appliance.diagnosis.case import OWN_FAULTS, Case, engine_like, signal_of, signal_of_code
-from appliance.diagnosis.causality import CLOCK_SLACK_S, distance_s
+from appliance.diagnosis.causality import distance_s
 from appliance.diagnosis.events import Event, caused
 from appliance.diagnosis.pattern import Kind
 from appliance.diagnosis.stops import of_engine, of_the_system
@@ -94,7 +94,7 @@ def _not_ours(event: Event, case: Case) -> str | None:
     account = next(_own_accounts(event, case), None)
     if account is not None:
         return f"but the engine ended of something else, and says so in line {account.evidence.line}"
-    if _lived_on(event, case):
+    if case.outlived(event):
         return "and the engine went on working after that"
     return None
 
@@ -119,16 +119,6 @@ def _own_accounts(kill: Event, case: Case) -> Iterator[Event]:
         if case.served_after(event):  # it was survived: one request's trouble, a retry
             continue
         yield event
-
-
-def _lived_on(kill: Event, case: Case) -> bool:
-    """Clocks that can be compared say so: it worked on, and nothing says that it is dead."""
-    if case.dead or (case.exit.known and case.exit.code != 0) or not case.served:
-        return False
-    last = next((event.evidence for event in reversed(case.events) if event.source is Source.ENGINE_LOG and event.phase.serving), None)
-    later_s = None if last is None else distance_s(last, kill.evidence)
-    same_zone = last is not None and bool(last.data.get("zone_unknown")) is bool(kill.evidence.data.get("zone_unknown"))
-    return same_zone and later_s is not None and later_s > CLOCK_SLACK_S
 
 
 def _killed(case: Case) -> bool:
@@ -160,6 +150,9 @@ def oom_result(event: Event, case: Case) -> Event | None:
     unit = str(event.fields.get("unit") or event.fields.get("group") or "")
     if unit.endswith(".slice"):
         return caused(event, Cause.OK_BENIGN_WARNING, tier=7, rank=30, note="a slice repeats what happened to another unit below it")
+    if unit and not of_engine(unit) and case.outlived(event):
+        note = f"the OOM killer struck in {unit}, and the engine went on working after that"
+        return replace(event, name="foreign_oom", kind=Kind.SYMPTOM, note=note)
     another = bool(unit and case.engine_units) and case.engine_units.isdisjoint(unit.split("/"))
     if another or of_the_system(unit) or (unit and not of_engine(unit) and _ended_otherwise(case)):
         return replace(

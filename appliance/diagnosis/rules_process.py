@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
-from appliance.diagnosis.case import HEALTHY, OWN_FAULTS, UNIT, Case, ours, signal_of, signal_of_code
+from appliance.diagnosis.case import HEALTHY, OWN_FAULTS, UNIT, Case, is_known, ours, signal_of, signal_of_code
 from appliance.diagnosis.causality import distance_s
 from appliance.diagnosis.events import Event, Phase, caused
 from appliance.diagnosis.pattern import Kind
@@ -36,6 +36,8 @@ def death(event: Event, case: Case) -> Event | None:
     signal = signal_of(event.fields.get("signal")) or signal_of_code(event.fields.get("exit_code", ""))
     if signal is None or signal not in _DEATHS:
         return replace(event, kind=Kind.CONSEQUENCE, fatal=event.fatal and str(event.fields.get("exit_code")) != "0")
+    if event.source is Source.SYSTEMD and not of_engine(event.text) and case.outlived(event):
+        return replace(event, kind=Kind.SYMPTOM, fatal=False, note="the engine went on working after that")
     if event.source is Source.SYSTEMD and (another := _another_unit(event, case)) is not None:
         return replace(event, kind=Kind.SYMPTOM, fatal=False, note=f"of {another}, which is not the engine's")
     if _stopping(signal, event, case):
@@ -48,6 +50,8 @@ def death(event: Event, case: Case) -> Event | None:
             return starved
         if _by_its_parent(event, case):
             return replace(event, kind=Kind.CONSEQUENCE, note="the parent kills its own process tree after a child failed")
+    if signal == "SIGTERM" and _after_a_failed_start(event, case):
+        return replace(event, kind=Kind.CONSEQUENCE, note="the parent ends its workers after a start that failed")
     cause, tier, rank = _DEATHS[signal]
     rank -= event.pattern_id == "process.torchrun_report"  # it names the signal; the line above it has the number only
     exit_only = event.source is Source.EXIT
@@ -74,7 +78,8 @@ def of_another_unit(event: Event, case: Case) -> Event:
         return event
     unit = match["unit"]
     others = case.engine_units if any(map(of_engine, case.engine_units)) else frozenset()
-    if not of_the_system(unit) and (of_engine(unit) or not others or unit in others):
+    outlived = not of_engine(unit) and case.outlived(event)
+    if not outlived and not of_the_system(unit) and (of_engine(unit) or not others or unit in others):
         return event
     return replace(event, kind=Kind.SYMPTOM, cause=None, fatal=False, note=f"of {unit}, which is not the engine's")
 
@@ -133,6 +138,14 @@ def _by_its_parent(event: Event, case: Case) -> bool:
     return any(not (one.name == "exception" and _OF_ONE_CLIENT.search(one.text)) for one in failed)
 
 
+def _after_a_failed_start(event: Event, case: Case) -> bool:
+    """A worker that an engine's parent asked to end, for an exception stands before it and no sign of life between."""
+    if event.source is not Source.ENGINE_LOG or case.served:
+        return False
+    failed = case.last_before(event, "exception", "startup_failed", "wrapper", "runtime_failed", "usage_error")
+    return failed is not None and _OF_ONE_CLIENT.search(failed.text) is None
+
+
 def _host_memory_plan(event: Event, case: Case) -> Event | None:
     """ollama printed a plan that puts more into host memory than is free, and then its runner was killed."""
     plan = case.last_before(event, "host_memory_plan")
@@ -160,7 +173,8 @@ def segfault_line(event: Event, case: Case) -> Event | None:
     if event.pattern_id == "systemd.coredump":
         return _dumped(event, case)
     if (contradiction := _no_fault_of_ours(event, case)) is not None:
-        return replace(event, kind=Kind.SYMPTOM, note=f"of another {event.fields.get('name')}: {contradiction}")
+        told = contradiction != _ANY_PROGRAM
+        return replace(event, kind=Kind.SYMPTOM, sure=told, note=f"of another {event.fields.get('name')}: {contradiction}")
     if "invalid opcode" in event.text:
         return caused(event, Cause.SIGILL_CPU, tier=1, rank=73)
     return caused(event, Cause.SEGFAULT_NATIVE, tier=1, rank=70)
@@ -195,10 +209,12 @@ def _no_fault_of_ours(event: Event, case: Case) -> str | None:
         return None
     if case.engine == "native" and case.exit.signal in ("SIGKILL", "SIGTERM"):
         return f"the engine is one process, and ended by {case.exit.signal}"
-    if not _is_known(event, case):
-        known = next((other for other in case.named("segfault_line") if _is_known(other, case)), None)
+    if not is_known(event, case):
+        known = next((other for other in case.named("segfault_line") if is_known(other, case)), None)
         if known is not None:
             return f"line {known.evidence.line} is about the engine's own process"
+        if (alive := _alive_after(event, case)) is not None:
+            return alive
     own = next((other for other in case.named("segfault_native") if other.source is Source.ENGINE_LOG), None)
     later_s = None if own is None else distance_s(own.evidence, event.evidence)
     if later_s is None or later_s <= FAULT_ENDS_S:
@@ -206,10 +222,20 @@ def _no_fault_of_ours(event: Event, case: Case) -> str | None:
     return f"the engine went on for {later_s:.0f} s, until a fault of its own"
 
 
-def _is_known(event: Event, case: Case) -> bool:
-    """The kernel's line names a process that is known to be the engine's."""
-    pid = str(event.fields.get("pid") or "")
-    return event.evidence.data.get("of_engine") is True or (pid.isdecimal() and int(pid) in case.engine_pids)
+_ANY_PROGRAM = "the engine's log tells of no end, and many programs have that name"
+_INTERPRETER = re.compile(r"python[\d.]*$")
+
+
+def _alive_after(event: Event, case: Case) -> str | None:
+    """The engine's log tells of no end, and goes on after this fault by the clock; or no clock tells, and any program has that name."""
+    if not case.well_at_last:
+        return None
+    later_s = case.lived_on_s(event)
+    if later_s is not None:
+        return f"the engine went on answering for {later_s:.0f} s" if later_s > FAULT_ENDS_S else None
+    if _INTERPRETER.match(str(event.fields.get("name") or "")) is None:
+        return None
+    return _ANY_PROGRAM
 
 
 def heap_corruption(event: Event, _case: Case) -> Event:

@@ -32,9 +32,11 @@ def test_the_units_end_names_the_signal(before: str, status: str, cause: Cause) 
 
 
 def test_a_dump_of_which_nothing_tells_the_signal_is_no_sure_segfault() -> None:
-    """It may be; most dumps are aborts."""
+    """It may be; most dumps are aborts. Of a program that only has Python's name it is not even sure that it was an engine."""
     found = diagnose(read_evidence(DUMPED, Source.SYSTEMD))
-    assert (found.cause, found.confidence) == (Cause.SEGFAULT_NATIVE, Confidence.MEDIUM)
+    assert (found.cause, found.confidence) == (Cause.SEGFAULT_NATIVE, Confidence.LOW)
+    named = diagnose(read_evidence(DUMPED.replace("python3", "llama-server"), Source.SYSTEMD))
+    assert (named.cause, named.confidence) == (Cause.SEGFAULT_NATIVE, Confidence.MEDIUM)
 
 
 def test_a_dump_of_the_teardown_in_a_stop_that_was_asked_for_is_no_crash() -> None:

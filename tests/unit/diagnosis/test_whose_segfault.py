@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.core.causes import Cause
-from appliance.core.diagnosis import Diagnosis
+from appliance.core.diagnosis import Confidence, Diagnosis
 from appliance.core.evidence import Evidence, Source
 from appliance.diagnosis import diagnose
 
@@ -57,3 +57,66 @@ def test_of_two_faults_in_one_moment_the_engine_s_own_is_quoted(order: int, how:
     died = Evidence(Source.ENGINE_LOG, FATAL, 100.0, 9)
     found = diagnose([started, *kernel[::order], died, Evidence(Source.EXIT, "", 100.3, data={"signal": "SIGSEGV"})])
     assert (found.cause, found.root.text) == (Cause.SEGFAULT_NATIVE, OWN)
+
+
+BUSY = "[2026-09-05 08:25:50 TP0] Decode batch, #running-req: 15, #token: 60112, token usage: 0.68, cuda graph: True, #queue-req: 0, "
+
+
+def beside(text: str, fault_s: float | None, last_s: float = 100.0, source: Source = Source.KERNEL_LOG) -> Diagnosis:
+    """Of an engine whose log ends at work, with no word of an end, and what another source tells."""
+    serving = [Evidence(Source.ENGINE_LOG, BUSY, moment_s, line) for line, moment_s in enumerate((10.0, last_s), 1)]
+    return diagnose([*serving, Evidence(source, text, fault_s, 1)])
+
+
+def test_a_fault_beside_an_engine_at_work_is_not_its_own() -> None:
+    """By the clock; where none tells, a name that any program has is not taken for the engine, and the verdict says so."""
+    assert beside(FOREIGN, 40.0).cause is Cause.OK_NORMAL
+    assert beside(FOREIGN, 99.5).cause is Cause.SEGFAULT_NATIVE
+    found = beside(FOREIGN, None)
+    assert (found.cause, found.confidence) == (Cause.OK_NORMAL, Confidence.LOW)
+    assert any("many programs have that name" in doubt for doubt in found.doubts)
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "confidence"),
+    [
+        (
+            "llama-server[12627]: segfault at 0 ip 00007f10 sp 00007ffd error 4 in libc.so.6[7f1000+1000]",
+            Source.KERNEL_LOG,
+            Confidence.MEDIUM,
+        ),
+        ("Out of memory: Killed process 12627 (python3) total-vm:48123456kB, anon-rss:30123456kB", Source.KERNEL_LOG, Confidence.LOW),
+        (
+            "NVRM: Xid (PCI:0000:0a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            Source.KERNEL_LOG,
+            Confidence.MEDIUM,
+        ),
+    ],
+)
+def test_a_crash_of_which_nothing_shows_an_end_is_doubted(text: str, source: Source, confidence: Confidence) -> None:
+    """The engine's log ends with a sign of life, and no clock tells which was first."""
+    found = beside(text, None, source=source)
+    assert (found.crashed, found.confidence) == (True, confidence)
+    assert any("nothing tells that it ended" in doubt for doubt in found.doubts)
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("Out of memory: Killed process 12627 (python3) total-vm:48123456kB, anon-rss:30123456kB", Source.KERNEL_LOG),
+        ("job.service: Failed with result 'oom-kill'.", Source.SYSTEMD),
+        ("job.service: Main process exited, code=killed, status=9/KILL", Source.SYSTEMD),
+        ("Killed /user.slice/app.slice/slack.service due to memory used (1) / total (2)", Source.SYSTEMD),
+    ],
+)
+def test_whose_end_it_was_that_the_engine_outlived(text: str, source: Source) -> None:
+    """Another process' or unit's; of the engine's own unit, it is the engine's however the clocks stand."""
+    assert beside(text, 40.0, source=source).cause is Cause.OK_NORMAL
+    assert beside("ollama.service: Failed with result 'oom-kill'.", 40.0, source=Source.SYSTEMD).cause is Cause.HOST_OOM
+
+
+def test_a_fault_alone_is_certain_of_what_has_an_engine_s_name() -> None:
+    """Where nothing of the engine's own was given, any other program's may be somebody else's."""
+    assert diagnose([Evidence(Source.KERNEL_LOG, FOREIGN, 1.0, 1)]).confidence is Confidence.MEDIUM
+    named = FOREIGN.replace("python3", "llama-server")
+    assert diagnose([Evidence(Source.KERNEL_LOG, named, 1.0, 1)]).confidence is Confidence.HIGH
