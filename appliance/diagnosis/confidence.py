@@ -111,7 +111,9 @@ def _of_no_end(root: Event, case: Case) -> Iterator[Doubt]:
     """What others tell of an engine of which nothing else tells that it ended: nothing of its own was given, or that shows it well."""
     if root.source in ENGINE_SOURCES or root.source in (Source.EXIT, Source.PROBE) or root.name == "boot":  # with its host it just ends
         return
-    nameless = root.cause in _OF_A_PROCESS and not of_engine(root.text) and not is_known(root, case)
+    named = is_known(root, case) or of_engine(str(root.fields.get("name") or root.text))
+    of_a_process = root.cause in _OF_A_PROCESS or (root.name == "xid" and root.cause in _SHOWN_AS)
+    nameless = of_a_process and not named
     if nameless and not case.exit.known and not _given(case, Source.ENGINE_LOG):
         yield Doubt("its line names no engine, and nothing of an engine's own was given that would tell of an end")
     if not case.well_at_last:
@@ -162,10 +164,16 @@ OUTLIVED_S = 60.0
 
 
 def _worked_for(root: Event, case: Case) -> float:
-    """Seconds from the root to the last answer below it in the same log; 0 where there is none."""
+    """Seconds from the root to the last answer below it in the same log; 0 where there is none. A root without a clock has at most that
+    of the first line below it.
+    """
     answers = (event for event in case.named("decode", "prefill", "traffic") if "GET /" not in event.text)  # a health check is none
     worked = [event for event in answers if event.source is root.source and event.order > root.order]
-    return (distance_s(worked[-1].evidence, root.evidence) or 0.0) if worked else 0.0
+    if not worked:
+        return 0.0
+    timed = (event.evidence for event in worked if event.evidence.time_s is not None)
+    since = root.evidence if root.evidence.time_s is not None else next(timed, root.evidence)
+    return distance_s(worked[-1].evidence, since) or 0.0
 
 
 def _of_others(root: Event, verdict: Verdict) -> Iterator[Doubt]:
@@ -194,7 +202,8 @@ def _of_what_is_unread(root: Event, case: Case, catalogue: Catalogue) -> Iterato
     if below is not None and root.tier > 0:
         yield Doubt(f"line {below.line} of the kernel's log sounds like trouble, and no pattern knows it", 2)
     elif near is not None:
-        yield Doubt(f"line {near.line} before it sounds like trouble, and no pattern knows it")
+        told_to_go = root.cause is Cause.EXTERNAL_SIGTERM and root.name == "death"  # as a parent tells its workers when a start fails
+        yield Doubt(f"line {near.line} before it sounds like trouble, and no pattern knows it", 2 if told_to_go else 1)
     elif beside is not None and root.tier >= 3:
         yield Doubt(f"line {beside.line} of the engine's log sounds like trouble, and no pattern knows it")
     if root.tier >= 3 and root.source is not Source.KERNEL_LOG and breaks_off(case.evidence):

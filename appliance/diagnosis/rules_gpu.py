@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from appliance.core.causes import Cause
 from appliance.core.evidence import Source
-from appliance.diagnosis.case import HEALTHY, Case, ours
+from appliance.diagnosis.case import HEALTHY, Case, is_known, ours
 from appliance.diagnosis.events import Event, Phase, caused
 from appliance.diagnosis.pattern import Kind
 from appliance.diagnosis.rules_vram import held_by_other
@@ -26,6 +26,8 @@ def xid(event: Event, case: Case) -> Event | None:
     foreign = code in APPLICATION_CLASS and not ours(event, case)
     if foreign and event.is_suspect:
         return replace(event, kind=Kind.SYMPTOM, cause=None, note=f"{event.note}, of {event.fields.get('name')}, which is not the engine")
+    if code in APPLICATION_CLASS and event.is_suspect and not is_known(event, case) and case.outlived(event):
+        return replace(event, kind=Kind.SYMPTOM, cause=None, note=f"{event.note}, of a process that the engine outlived")
     recovery = str(event.fields.get("action_code") or "")
     if code == 154 and recovery in ("0", "0x0"):
         return replace(event, kind=Kind.SYMPTOM, cause=None)

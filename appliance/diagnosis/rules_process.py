@@ -171,7 +171,8 @@ def segfault_line(event: Event, case: Case) -> Event | None:
     if not ours(event, case):
         return replace(event, kind=Kind.SYMPTOM, note=f"of {event.fields.get('name')}, which is not the engine")
     if event.pattern_id == "systemd.coredump":
-        return _dumped(event, case)
+        foreign = not is_known(event, case) and not of_engine(event.text) and case.outlived(event)
+        return replace(event, kind=Kind.SYMPTOM, note="the engine went on working after that") if foreign else _dumped(event, case)
     if (contradiction := _no_fault_of_ours(event, case)) is not None:
         told = contradiction != _ANY_PROGRAM
         return replace(event, kind=Kind.SYMPTOM, sure=told, note=f"of another {event.fields.get('name')}: {contradiction}")

@@ -86,6 +86,8 @@ def test_a_fault_beside_an_engine_at_work_is_not_its_own() -> None:
             Confidence.MEDIUM,
         ),
         ("Out of memory: Killed process 12627 (python3) total-vm:48123456kB, anon-rss:30123456kB", Source.KERNEL_LOG, Confidence.LOW),
+        ("NVRM: Xid (PCI:0000:0a:00): 31, pid=12627, name=python3, MMU Fault: ENGINE GRAPHICS", Source.KERNEL_LOG, Confidence.LOW),
+        ("NVRM: Xid (PCI:0000:0a:00): 31, pid=12627, name=VLLM::EngineCor, MMU Fault", Source.KERNEL_LOG, Confidence.MEDIUM),
         (
             "NVRM: Xid (PCI:0000:0a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
             Source.KERNEL_LOG,
@@ -106,6 +108,8 @@ def test_a_crash_of_which_nothing_shows_an_end_is_doubted(text: str, source: Sou
         ("Out of memory: Killed process 12627 (python3) total-vm:48123456kB, anon-rss:30123456kB", Source.KERNEL_LOG),
         ("job.service: Failed with result 'oom-kill'.", Source.SYSTEMD),
         ("job.service: Main process exited, code=killed, status=9/KILL", Source.SYSTEMD),
+        ("Process 12627 (python3) of user 1000 dumped core.", Source.SYSTEMD),
+        ("NVRM: Xid (PCI:0000:0a:00): 31, pid=12627, name=python3, MMU Fault: ENGINE GRAPHICS", Source.KERNEL_LOG),
         ("Killed /user.slice/app.slice/slack.service due to memory used (1) / total (2)", Source.SYSTEMD),
     ],
 )
@@ -120,3 +124,11 @@ def test_a_fault_alone_is_certain_of_what_has_an_engine_s_name() -> None:
     assert diagnose([Evidence(Source.KERNEL_LOG, FOREIGN, 1.0, 1)]).confidence is Confidence.MEDIUM
     named = FOREIGN.replace("python3", "llama-server")
     assert diagnose([Evidence(Source.KERNEL_LOG, named, 1.0, 1)]).confidence is Confidence.HIGH
+
+
+def test_a_crash_told_between_an_engine_s_lines_is_doubted_where_it_goes_on() -> None:
+    """A shell's or a client's line in the same log; the clock is that of the lines around it."""
+    told = Evidence(Source.ENGINE_LOG, "/srv/run.sh: line 7: 4410 Segmentation fault      (core dumped) python3 client.py", None, 2)
+    lines = [Evidence(Source.ENGINE_LOG, BUSY, moment_s, 3) for moment_s in (10.0, 30.0, 400.0)]
+    assert diagnose([lines[0], told]).confidence is Confidence.HIGH
+    assert diagnose([lines[0], told, *lines[1:]]).confidence is Confidence.LOW
