@@ -142,7 +142,7 @@ async def test_a_stream_goes_on_over_three_crashes_as_if_nothing_had_happened(ru
         status = await by_ids.gateway.status()
         undisturbed = (await by_ids.gateway.post(body, path)).body
     assert shown(events) == shown(events_in(undisturbed))
-    assert reader.raw.count(RESTARTING) == 3
+    assert reader.raw.count(RESTARTING) >= 3  # said again in every silence of 5 s, which a restart takes on a busy machine
     assert b":ids" not in reader.raw + undisturbed
     assert status["totals"]["upstream_losses"]["reset"] == 3
 
