@@ -112,8 +112,7 @@ def _of_no_end(root: Event, case: Case) -> Iterator[Doubt]:
     if root.source in ENGINE_SOURCES or root.source in (Source.EXIT, Source.PROBE) or root.name == "boot":  # with its host it just ends
         return
     named = is_known(root, case) or of_engine(str(root.fields.get("name") or root.text))
-    of_a_process = root.cause in _OF_A_PROCESS or (root.name == "xid" and root.cause in _SHOWN_AS)
-    nameless = of_a_process and not named
+    nameless = root.cause in _OF_A_PROCESS and not named
     if nameless and not case.exit.known and not _given(case, Source.ENGINE_LOG):
         yield Doubt("its line names no engine, and nothing of an engine's own was given that would tell of an end")
     if not case.well_at_last:
@@ -123,7 +122,7 @@ def _of_no_end(root: Event, case: Case) -> Iterator[Doubt]:
         yield Doubt(f"the engine went on working for {later_s:.0f} s after it, and no line tells that it ended", 2)
     elif later_s is None and not is_known(root, case):
         sign = "the engine's log ends with a sign of life, no clock tells which was first, and nothing tells that it ended"
-        yield Doubt(sign, 2 if nameless else 1)
+        yield Doubt(sign, 2 if nameless or (root.name == "xid" and root.cause in _SHOWN_AS and not named) else 1)
 
 
 def _of_another_host(root: Event, case: Case) -> Iterator[Doubt]:
