@@ -108,6 +108,7 @@ def findings_of(config: Config, place: Place) -> Iterator[Finding]:
     yield from configured.check_engine_of_others(with_runtime(config, state_dir))
     yield from configured.check_options(with_runtime(config, state_dir))
     yield from configured.check_memory(config, Path(config.model.path) if config.model.path and not about_model else None)
+    yield from configured.check_layout(Machine(), config)
     yield from configured.check_state_dir(state_dir)
     yield from configured.check_address(Machine(), config)
 

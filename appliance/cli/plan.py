@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from appliance.cli.place import Place
-from appliance.cli.plan_facts import AUTO, find_gpu, find_model_path, read_model
+from appliance.cli.plan_cards import LAYOUTS, cards_for
+from appliance.cli.plan_facts import AUTO, find_model_path, read_model
 from appliance.cli.verbs import Verb
 from appliance.core.causes import Cause
 from appliance.core.errors import ApplianceError, ExitCode
 from appliance.core.units import KIB, parse_bytes
+from appliance.planner.between_cards import WORDS
 from appliance.planner.choose import LOWEST
 from appliance.planner.engines import ENGINES, engine_name
 from appliance.planner.features import FEATURES
@@ -101,7 +103,12 @@ def shortened(value: str) -> str:
 @click.option("--context", "context_length_tokens", callback=_tokens, help="This much context is wanted [default: as much as fits].")
 @click.option("--min-context", "min_context_tokens", callback=_tokens, help="Refuse less than this much context.")
 @click.option("--kv-dtype", default=AUTO, help="Of the KV cache: fp8_e4m3, q8_0, ... [default: the model's dtype].")
-@click.option("--tp", "tensor_parallel", callback=_whole, default="1", metavar="2", help="Cards that share the model.")
+@click.option("--tp", "tensor_parallel", callback=_whole, metavar="2", help="Cards that share the model [default: 1, or as --layout says].")
+@click.option("--gpus", callback=_whole, metavar="2", help="So many of such cards [default: those that are here, 1 of a named one].")
+@click.option(
+    "--layout", type=click.Choice(LAYOUTS), help="How they are shared out [default: this box's gpu.layout, for its cards or with --gpus]."
+)
+@click.option("--p2p", type=click.Choice(WORDS), help="Whether cards read each other's memory [default: gpu.p2p, found likewise].")
 @click.option("--max-running", callback=_whole, metavar="8", help="Sequences decoded together.")
 @click.option(
     "--chunk", "prefill_chunk_tokens", callback=_whole, metavar="2048", help="Tokens of one prefill step (llama.cpp: --ubatch-size)."
@@ -140,6 +147,7 @@ def plan(place: Place, /, **given: Any) -> ExitCode:
       appliancectl plan --model ~/models/Qwen3.8-27B --gpu rtx3090 --kv-dtype fp8_e4m3
       appliancectl plan --model config.json --gpu 24GiB --weights 17.67GiB --mem-fraction 0.95
       appliancectl plan --model qwen3-14b --gpu rtx3090 --tp 2 --engine vllm --json
+      appliancectl plan --model qwen3-14b --gpu rtx3090 --gpus 2 --layout replicas
       appliancectl plan --model qwen3-14b --gpu rtx3090 --after cuda_oom_prefill
       appliancectl plan --from-log engine.log --model config.json
     """
@@ -195,18 +203,20 @@ def _inputs(place: Place, given: Mapping[str, Any]) -> PlanInputs:
     assumed = () if given["engine"] else (f"the arithmetic of {engine}{here} (--engine)",)
     measured = Measured(**{name: given[name] for name in _MEASURED})
     same = {name: given[name] for name in _SAME_NAMES}
+    cards = cards_for(place, given, engine)
     inputs = PlanInputs(
         model,
-        find_gpu(given["gpu_name"], engine),
+        cards.gpu,
         engine,
-        tensor_parallel=1 if given["tensor_parallel"] is None else given["tensor_parallel"],
+        tensor_parallel=cards.tensor_parallel,
+        engines=cards.engines,
         draft_tokens=given["draft_tokens"] or 0,
         min_context_tokens=given["min_context_tokens"] or 0,
         prefix_cache=not given["no_prefix_cache"],
-        features_off=_features(given["features_off"]),
+        features_off=_features(given["features_off"]) | cards.off,
         oom_headroom_bytes=given["oom_headroom_bytes"] or 0,
         measured=measured,
-        assumptions=assumed,
+        assumptions=(*assumed, *cards.assumptions),
         **same,
     )
     if not known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from appliance.cli.checks.machine import barrier_of
@@ -50,6 +51,18 @@ def read_model(where: Path | str) -> ModelFacts:
     return known_model(where)
 
 
+def find_cards(named: str, engine: str, counted: int | None = None) -> tuple[GpuFacts, int]:
+    """The card, and how many of its kind there are: as counted, or as are here; 1 of one that was only named.
+
+    Raises:
+        PlanInputError: no such card, or none here.
+    """
+    if engine == "native" or named != AUTO:
+        return find_gpu(named, engine), counted or 1
+    cards = _cards_here()
+    return (_with_nvlinks(cards[0]) if (counted or len(cards)) > 1 else cards[0]), counted or len(cards)
+
+
 def find_gpu(named: str, engine: str) -> GpuFacts:
     """The card by its name; "auto": the first one here. For the built-in engine, the machine's memory.
 
@@ -58,7 +71,7 @@ def find_gpu(named: str, engine: str) -> GpuFacts:
     """
     if engine == "native":
         return _host_memory(named)
-    return _first_card() if named == AUTO else gpu_facts(named)
+    return _cards_here()[0] if named == AUTO else gpu_facts(named)
 
 
 def _host_memory(named: str) -> GpuFacts:
@@ -72,8 +85,8 @@ def _host_memory(named: str) -> GpuFacts:
     return GpuFacts("the machine", total, free)
 
 
-def _first_card() -> GpuFacts:
-    """What nvidia-smi says; a hung driver is not waited for."""
+def _cards_here() -> tuple[GpuFacts, ...]:
+    """What nvidia-smi says, one at least; a hung driver is not waited for."""
     import subprocess  # 5 ms, and most plans name their card
 
     try:
@@ -81,8 +94,25 @@ def _first_card() -> GpuFacts:
     except (OSError, subprocess.SubprocessError) as error:
         why = "nvidia-smi did not answer" if isinstance(error, subprocess.TimeoutExpired) else "no NVIDIA card answers here"
         raise PlanInputError(why, hint="name the card with --gpu, such as --gpu 24GiB or --gpu rtx3090") from error
-    fields = [field.strip() for field in said.splitlines()[0].split(",")] if said.strip() else []
-    if len(fields) != 5 or not fields[1].isdigit():
+    rows = [[field.strip() for field in line.split(",")] for line in said.splitlines()]
+    cards = tuple(_card(*row) for row in rows if len(row) == 5 and row[1].isdigit())
+    if not cards:
         raise PlanInputError("nvidia-smi lists no card", hint="name the card with --gpu, such as --gpu 24GiB")
-    name, total, free, uuid, bus = fields
+    return cards
+
+
+def _card(name: str, total: str, free: str, uuid: str, bus: str) -> GpuFacts:
     return card_facts(name, int(total) * MIB, int(free) * MIB if free.isdigit() else int(total) * MIB, uuid, bus)
+
+
+def _with_nvlinks(card: GpuFacts) -> GpuFacts:
+    """Lines like "Link 0: 14.062 GB/s", of one that is down "Link 0: <inactive>"; none of a card that has no NVLink."""
+    import subprocess
+
+    try:
+        said = subprocess.run(
+            ("nvidia-smi", "nvlink", "--status", "-i", card.uuid), capture_output=True, text=True, timeout=SMI_DEADLINE_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return card
+    return replace(card, nvlinks=sum("Link " in line and "GB/s" in line for line in said.splitlines()))

@@ -104,10 +104,27 @@ def _choice(result: Result) -> dict[str, Any]:
         "prefill_chunk": inputs.prefill_chunk_tokens,
         "kv_dtype": inputs.kv_dtype,
         "tensor_parallel": inputs.tensor_parallel,
+        "engines": inputs.engines,
+        "all_engines": _all_engines(inputs, plan),
+        "environment": dict(engine_words(result).environment),
         "reason": result.reason if isinstance(result, Choice) else result.message,
         "warnings": list(result.warnings) if isinstance(result, Choice) else [],
         "assumptions": list(inputs.assumptions),
     }
+
+
+def _all_engines(inputs: PlanInputs, plan: MemoryPlan) -> dict[str, Any]:
+    """What they have together."""
+    running = None if inputs.max_running is None else inputs.engines * inputs.max_running
+    return {"max_running": running, "kv_tokens": inputs.engines * plan.kv_tokens}
+
+
+def _together(inputs: PlanInputs, plan: MemoryPlan) -> str:
+    running = f"{inputs.engines} × {inputs.running} = {inputs.engines * inputs.running:,} sequences at once"
+    return (
+        f"one engine on each of {inputs.engines} cards: together {running} and {inputs.engines * plan.kv_tokens:,} tokens of KV cache; "
+        f"a request has the context and the KV cache of one"
+    )
 
 
 def print_words(result: Result, *, explain: bool = False, compared: tuple[Any, ...] = ()) -> None:
@@ -127,6 +144,8 @@ def print_words(result: Result, *, explain: bool = False, compared: tuple[Any, .
     say()
     if isinstance(result, Choice):
         _print_wrapped(result.reason)
+        if inputs.engines > 1:
+            _print_wrapped(_together(inputs, plan))
         for warning in result.warnings:
             _print_wrapped(f"{uncertain('note')} {warning}")
     else:

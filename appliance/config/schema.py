@@ -153,6 +153,12 @@ class GpuTable:
         "card; tp: one engine over all cards; replicas: an engine on each card, and the gateway shares the requests out among them.",
         choices=("auto", "single", "tp", "replicas"),
     )
+    p2p: str = key(
+        "auto",
+        "Whether the cards of one engine (SGLang, vLLM) read each other's memory, which its own all-reduce needs too. auto: not between "
+        "consumer cards without an NVLink bridge (docs/two-3090.md); on: wherever the engine's own check passes; off: never.",
+        choices=("auto", "on", "off"),
+    )
     power_limit_w: float = key(
         0.0,
         "Power limit of each card in watts, set at boot where llm-appliance-cards.service is enabled; 0: as the driver has it.",

@@ -102,6 +102,7 @@ class GpuFacts:
         total_bytes: what CUDA can see (23.56 GiB on a "24 GiB" 3090), not the label.
         free_at_start_bytes: free before the engine starts; None where it was not read.
         compute_capability: (8, 6) on a 3090; None where unknown.
+        nvlinks: NVLink connections that are up; None: it has none, or was not asked.
     """
 
     name: str
@@ -110,6 +111,7 @@ class GpuFacts:
     uuid: str = ""
     pci_bus_id: str = ""
     compute_capability: tuple[int, int] | None = None
+    nvlinks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ class NvmlGpu:
     """Lanes in use now: an idle card may have slept some away."""
     pcie_replays: int | None = None
     """Packets sent again since the driver was loaded: a link with a bad riser counts up."""
+    nvlinks: int | None = None
+    """NVLink connections that were up when the child began; None where it has none, or the driver does not say."""
     problem: str | None = None
     code: int = 0
     processes: tuple[int, ...] = ()

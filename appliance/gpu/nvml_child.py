@@ -55,6 +55,7 @@ def _enumerate(pynvml: Any) -> dict[str, tuple[Any, Json]]:
             address = normal_address(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId)) or str(index)
             facts = {
                 "address": address, "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)), "name": _text(pynvml.nvmlDeviceGetName(handle)),
+                "nvlinks": _nvlinks(pynvml, handle),
             }  # fmt: skip
             cards[address] = (handle, facts)
         except pynvml.NVMLError as error:
@@ -82,6 +83,18 @@ def _now(pynvml: Any, handle: Any) -> Json:
         "pcie_width": _maybe(pynvml, lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))),
         "pcie_replays": _maybe(pynvml, lambda: int(pynvml.nvmlDeviceGetPcieReplayCounter(handle))),
     }
+
+
+def _nvlinks(pynvml: Any, handle: Any) -> int | None:
+    """How many are up; None where it has none, or the driver does not say. A card without a bridge has them, all of them down."""
+
+    def state_of(link: int) -> int | None:
+        state: int | None = _maybe(pynvml, lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link))
+        return state
+
+    states = [state_of(link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
+    known = [state for state in states if state is not None]
+    return sum(state == pynvml.NVML_FEATURE_ENABLED for state in known) if known else None
 
 
 def _holders(pynvml: Any, handle: Any) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from appliance.core.plan import MemoryPlan, Rung
+from appliance.planner.between_cards import DIRECT, why_off
 from appliance.planner.chain import gib, needed_headroom_bytes
 from appliance.planner.checks import checked
 from appliance.planner.engines import EngineRules, rules_of
@@ -143,6 +144,8 @@ def _context_words(inputs: PlanInputs, plan: MemoryPlan) -> str:
 
 def _warnings(inputs: PlanInputs, plan: MemoryPlan) -> tuple[str, ...]:
     said = []
+    if inputs.features_off >= DIRECT and (why := why_off(inputs.gpu, inputs.tensor_parallel)):
+        said.append(why)
     planned = 1 - (plan.headroom_bytes - plan.activation_peak_bytes) / inputs.gpu.total_bytes
     if plan.mem_fraction > inputs.red_line:
         said.append(f"{plan.mem_fraction:g} is over the red line of {inputs.red_line:g}")

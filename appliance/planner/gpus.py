@@ -60,13 +60,14 @@ def gpu_facts(named: str) -> GpuFacts:
     return GpuFacts(short, round(visible_gib * GIB), compute_capability=capability)
 
 
-def card_facts(name: str, total_bytes: int, free_bytes: int, uuid: str, address: str) -> GpuFacts:
+def card_facts(name: str, total_bytes: int, free_bytes: int, uuid: str, address: str, nvlinks: int | None = None) -> GpuFacts:
     """The facts of a card that says these: what CUDA sees of it where we know the name, else what it sees of such a size."""
     try:
         facts = gpu_facts(name)
     except PlanInputError:
         facts = gpu_facts(f"{-(-total_bytes // GIB)}GiB")
-    return replace(facts, name=name, uuid=uuid, pci_bus_id=address, free_at_start_bytes=min(free_bytes, facts.total_bytes))
+    free_bytes = min(free_bytes, facts.total_bytes)
+    return replace(facts, name=name, uuid=uuid, pci_bus_id=address, free_at_start_bytes=free_bytes, nvlinks=nvlinks)
 
 
 def short_name(named: str) -> str:

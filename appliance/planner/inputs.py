@@ -65,6 +65,7 @@ class PlanInputs:
         block_tokens: of the KV cache; None: the engine's own.
         language_only: leave the vision tower unloaded.
         features_off: as in Rung.
+        engines: such engines side by side, each on cards of its own; the plan is that of one.
         oom_headroom_bytes: the largest headroom with which the engine ran out of memory; 0: never.
         margin: share of the activation peak that is kept on top of it.
         assumptions: sentences of `resolve`.
@@ -90,6 +91,7 @@ class PlanInputs:
     block_tokens: int | None = None
     language_only: bool = False
     features_off: frozenset[str] = frozenset()
+    engines: int = 1
     measured: Measured = Measured()
     oom_headroom_bytes: int = 0
     margin: float = 0.25

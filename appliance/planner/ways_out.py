@@ -156,8 +156,9 @@ def _more_cards(inputs: PlanInputs) -> Iterator[_Change]:
         if cards > inputs.tensor_parallel:
             share = inputs.tensor_parallel / cards
             measured = inputs.measured.shared_otherwise(share)
-            more = replace(inputs, tensor_parallel=cards, measured=measured)
-            options = ("--tp", str(cards), *_measured_options(measured), *_forgotten(inputs, more))
+            more = replace(inputs, tensor_parallel=cards, engines=1, measured=measured)
+            shared = ("--layout", "auto", "--gpus", str(cards)) if inputs.engines > 1 else ()
+            options = ("--tp", str(cards), *shared, *_measured_options(measured), *_forgotten(inputs, more))
             yield _Change(f"{cards} such cards", options, more)
 
 

@@ -121,7 +121,7 @@ class GpuWatch:
         for gpu in self._empty:
             if gpu.uuid == uuid:
                 with contextlib.suppress(ApplianceError):  # too small for any model
-                    return card_facts(gpu.name, gpu.total_bytes, gpu.free_bytes, gpu.uuid, gpu.address)
+                    return card_facts(gpu.name, gpu.total_bytes, gpu.free_bytes, gpu.uuid, gpu.address, gpu.nvlinks)
         return None
 
     def fitted(self, spec: LaunchSpec, config: Config) -> LaunchSpec:

@@ -25,6 +25,7 @@ from appliance.core.diagnosis import Diagnosis
 from appliance.core.errors import ApplianceError
 from appliance.core.plan import GpuFacts, MemoryPlan, ModelFacts, Rung
 from appliance.planner import ladder as planner
+from appliance.planner.between_cards import kept_off
 from appliance.planner.calibration import Calibration, calibrated
 from appliance.planner.card_ladder import card_ladder, llamacpp_ladder
 from appliance.planner.engines import ENGINES, rules_of
@@ -47,7 +48,7 @@ class Ladders:
         self, backend: Backend, config: Config, facts: ModelFacts | None, known: Calibration | None = None, place: GpuFacts | None = None
     ) -> None:
         """`known`: what earlier starts measured. `place`: the card, or for the built-in engine the machine's memory."""
-        self._backend, self._config, self._known = backend, config, known
+        self._backend, self._config, self._known, self._card = backend, config, known, place
         readable = backend.name in ENGINES and facts is not None and place is not None
         self._facts: ModelFacts | None = facts if readable else None
         self._place: GpuFacts | None = place if readable else None
@@ -58,7 +59,7 @@ class Ladders:
         Args:
             below: those that a history goes by; they stay, and get their plans. None of them: a forecast.
         """
-        first = self._backend.first_rung(self._config)
+        first = self._first()
         if below:
             return tuple(self.planned(rung) for rung in (first, *below))
         rungs = self._forecast(first)
@@ -91,6 +92,12 @@ class Ladders:
             return replace(rung, plan=self._plan(rung))
         except ApplianceError:
             return replace(rung, plan=None)  # as configured it cannot be: whoever starts it says so
+
+    def _first(self) -> Rung:
+        """As configured, and without what these cards are no safe ground for."""
+        rung = self._backend.first_rung(self._config)
+        off = kept_off(self._card, rung.tensor_parallel, self._backend.name, self._config.gpu.p2p)
+        return replace(rung, features_off=rung.features_off | off)
 
     def _forecast(self, first: Rung) -> tuple[Rung, ...] | None:
         """As for a prompt that ran out of memory, and last of all the rung for fewer cards: one may be missing at a start."""

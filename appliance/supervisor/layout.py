@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from appliance.config.schema import Config
 from appliance.core.units import GIB, MIB, format_bytes
+from appliance.planner.between_cards import shared_out
 
 HOST_MEMORY_OPTIONS = {
     "--hicache-size": 10**9,  # SGLang counts its host pool in billions
@@ -68,8 +69,9 @@ class Layout:
 def laid_out(config: Config, machine: Machine, *, uses_gpu: bool) -> Layout:
     """`uses_gpu`: of the configured engine, where it is not told otherwise by gpu.mode."""
     layout, count = config.gpu.layout, len(machine.cards)
-    if layout == "tp" and config.engine.tensor_parallel == 1 and count > 1:
-        return Layout(tensor_parallel=count, words=f"one engine over {count} cards (gpu.layout = tp)")
+    sharing = shared_out(layout, count, config.engine.tensor_parallel)
+    if sharing.tensor_parallel != config.engine.tensor_parallel and sharing.engines == 1:
+        return Layout(tensor_parallel=sharing.tensor_parallel, words=f"one engine over {count} cards (gpu.layout = tp)")
     if layout != "replicas":
         return Layout()
     if config.gpu.mode == "off" or not (uses_gpu or config.gpu.mode == "required"):

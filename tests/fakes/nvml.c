@@ -7,6 +7,8 @@
  *     init N           what nvmlInit returns
  *     used I BYTES     memory in use on card I
  *     holder I PID     who holds it
+ *     name NAME        of all cards; else NVIDIA GeForce RTX 3090
+ *     nvlinks N        how many of four NVLink connections of each card are up; else it has none at all
  *     lost I           every call about card I gives NVML_ERROR_GPU_IS_LOST
  *     hang I           every call about card I never returns
  *     hang init        nvmlInit never returns
@@ -21,7 +23,7 @@ enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, LOST = 15 };
 #define TOTAL (24ULL << 30)
 #define MAX_CARDS 8
 
-struct state { int cards, init, hang_init; int lost[MAX_CARDS], hang[MAX_CARDS], holder[MAX_CARDS]; unsigned long long used[MAX_CARDS]; };
+struct state { int cards, init, hang_init, nvlinks; char name[64]; int lost[MAX_CARDS], hang[MAX_CARDS], holder[MAX_CARDS]; unsigned long long used[MAX_CARDS]; };
 struct pci { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char id[32]; };
 struct memory { unsigned long long total, free, used; };
 struct process { unsigned pid; unsigned long long used; unsigned instance, compute_instance; };
@@ -30,7 +32,7 @@ static char handles[MAX_CARDS];
 
 static struct state look(void)
 {
-    struct state now = {.cards = 1};
+    struct state now = {.cards = 1, .nvlinks = -1, .name = "NVIDIA GeForce RTX 3090"};
     const char *path = getenv("FAKE_NVML");
     FILE *file = path ? fopen(path, "r") : NULL;
     char line[128];
@@ -38,6 +40,7 @@ static struct state look(void)
         int card;
         unsigned long long bytes;
         if (sscanf(line, "cards %d", &now.cards) == 1 || sscanf(line, "init %d", &now.init) == 1) continue;
+        if (sscanf(line, "nvlinks %d", &now.nvlinks) == 1 || sscanf(line, "name %63[^\n]", now.name) == 1) continue;
         if (strncmp(line, "hang init", 9) == 0) now.hang_init = 1;
         else if (sscanf(line, "lost %d", &card) == 1) now.lost[card] = 1;
         else if (sscanf(line, "hang %d", &card) == 1) now.hang[card] = 1;
@@ -105,8 +108,14 @@ int nvmlDeviceGetUUID(void *handle, char *text, unsigned size)
 int nvmlDeviceGetName(void *handle, char *text, unsigned size)
 {
     int code = reach("name", handle);
-    snprintf(text, size, "NVIDIA GeForce RTX 3090");
+    snprintf(text, size, "%s", look().name);
     return code;
+}
+int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *active)
+{
+    int code = reach("nvlink", handle), up = look().nvlinks;
+    *active = (int)link < up;
+    return code != OK ? code : up < 0 ? NOT_SUPPORTED : link > 3 ? INVALID : OK;
 }
 int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory)
 {

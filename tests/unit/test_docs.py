@@ -21,7 +21,7 @@ from appliance.metrics_page import page as metrics_page
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/man").glob("*.[578]")])
 _COMMAND = re.compile(r"appliancectl ([^`\n|;#()<>]+)")
-_KEY = re.compile(r"`(" + "|".join(tables()) + r")\.([a-z_]+)")
+_KEY = re.compile(r"`(" + "|".join(tables()) + r")\.([a-z0-9_]+)")
 _FILES = ("toml", "py", "json", "sock", "db", "service", "md")
 """`engine.py` is a file and no key."""
 

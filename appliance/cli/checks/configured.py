@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from appliance import flags
+from appliance.cli.checks.cards import nvidia_cards
 from appliance.cli.checks.machine import Finding, Machine, barrier_of, fail, unseen, warn
 from appliance.cli.place import SYSTEM_STATE_DIR
 from appliance.config import Config
@@ -131,6 +132,23 @@ def _check_pool(pool_bytes: int, weight_bytes: int, process_bytes: int, memory: 
         yield fail("engine.kv_pool_bytes", f"{words}: this machine has {format_bytes(memory.total_bytes)}", cure)
     elif pool_bytes + process_bytes + weight_bytes > free_bytes:
         yield warn("engine.kv_pool_bytes", f"{words}: {format_bytes(free_bytes)} of memory are free now", cure)
+
+
+def check_layout(machine: Machine, config: Config) -> Iterator[Finding]:
+    """Whether this box has the cards that gpu.layout and engine.tensor_parallel share out."""
+    engine, layout, count = config.engine, config.gpu.layout, len(nvidia_cards(machine))
+    seen = {0: "no NVIDIA card", 1: "one card"}.get(count, f"{count} cards")
+    computes_there = engine.backend != "native" or engine.device == "cuda"
+    on_cards = config.gpu.mode != "off" and (computes_there or config.gpu.mode == "required")
+    if layout in ("tp", "replicas") and not on_cards:
+        why = "gpu.mode is off" if config.gpu.mode == "off" else f"the {engine.backend} engine computes on the CPU"
+        yield warn("gpu.layout", f'"{layout}" has no effect: {why}', "remove it; there is one engine")
+    elif layout in ("tp", "replicas") and count < 2:
+        yield warn("gpu.layout", f'"{layout}" shares out several cards, and this machine has {seen}', "remove it; there is one engine")
+    if on_cards and 0 < count < engine.tensor_parallel:
+        reason = f"{engine.tensor_parallel} cards share the model, and this machine has {seen}"
+        cure = f"set it to {count}, or bring the other cards back: until then the rung for fewer cards is started, where there is one"
+        yield warn("engine.tensor_parallel", reason, cure)
 
 
 def check_state_dir(state_dir: Path) -> Iterator[Finding]:

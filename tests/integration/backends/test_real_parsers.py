@@ -18,6 +18,7 @@ from appliance.config.schema import Config, EngineTable, ModelTable
 from appliance.core.causes import Cause
 from appliance.core.plan import Rung
 from appliance.core.versions import version_of
+from appliance.planner.between_cards import DIRECT
 from appliance.planner.features import FEATURES
 from appliance.planner.ladder import FAMILIES, ladder
 from tests.integration.backends.wheels import unpacked
@@ -56,6 +57,7 @@ def rungs(engine: str, backend: Backend, config: Config) -> Iterator[Rung]:
     """As configured, each feature off, all of them off, and every rung of every ladder of two models on one and two cards."""
     first = backend.first_rung(config)
     yield first
+    yield replace(first, features_off=DIRECT, tensor_parallel=2)  # consumer cards without NVLink
     for off in (*((feature,) for feature in FEATURES), tuple(FEATURES)):
         yield replace(first, features_off=frozenset(off), tensor_parallel=2, draft_tokens=3, state_slots=9, state_dtype="bfloat16")
     yield replace(

@@ -54,13 +54,13 @@ def interpreter(folder: Path, version: str = "0.5.17") -> Path:
 class SglangBox:
     """The machine and the configuration around one supervisor after another."""
 
-    def __init__(self, folder: Path, mem_fraction: float, context: int, *variables: str) -> None:
+    def __init__(self, folder: Path, mem_fraction: float, context: int, *variables: str, cards: int = 1) -> None:
         self.folder, self.runs = folder, 0
-        self.roots, self.nvml = make_box(folder / "box"), FakeNvml(folder / "nvml")
+        self.roots, self.nvml = make_box(folder / "box", cards), FakeNvml(folder / "nvml", cards)
         engine = EngineTable(
             backend="sglang", python=str(interpreter(folder / "env")),
             environment=("DOUBLE_TERM_POLL_S=0.2", "DOUBLE_LOAD_S=0.1", *variables),
-            context_length_tokens=context, kv_dtype="fp8_e4m3", max_running=3, state_slots=9,
+            context_length_tokens=context, kv_dtype="fp8_e4m3", max_running=3, state_slots=9, tensor_parallel=cards,
         )  # fmt: skip
         self.config = replace(
             Config(), engine=engine, model=ModelTable(path=str(model_folder(folder / "model"))), ladder=replace(LadderTable(), prove="off"),
@@ -135,6 +135,26 @@ async def test_a_prompt_that_runs_out_of_memory_brings_the_planned_flags(tmp_pat
         assert {name: again[name] for name in third if "port" not in name} == {name: third[name] for name in third if "port" not in name}
         assert [rung.setting for rung in supervisor.state.ladder] == ladder
         assert supervisor.state.rung.plan is not None
+
+
+@pytest.mark.parametrize(
+    ("orders", "direct"),
+    [((), False), (("nvlinks 0",), False), (("nvlinks 4",), True), (("name NVIDIA A100-PCIE-40GB",), True)],
+    ids=["two 3090s", "two 3090s without their bridge", "two 3090s with it", "two A100s"],
+)
+async def test_the_first_start_over_two_cards_is_safe_for_them(orders: tuple[str, ...], direct: bool, tmp_path: Path) -> None:
+    """As NVML calls the cards: between consumer cards without a bridge neither P2P nor the engine's own all-reduce, from the start."""
+    box = SglangBox(tmp_path, 0.9, 65_536, cards=2)
+    box.nvml.order(*orders)
+    async with box.supervising() as supervisor:
+        options = await served(supervisor, 1)
+        assert supervisor.life is not None
+        variables = Path(f"/proc/{supervisor.life.pid}/environ").read_bytes().decode().split("\0")
+        assert options["--tp-size"] == "2"
+        assert ("--disable-custom-all-reduce" not in options, "NCCL_P2P_DISABLE=1" not in variables) == (direct, direct)
+        assert ("--enable-p2p-check" in options) == direct
+        gives_up = " ".join(rung.gives_up for rung in supervisor.state.ladder)
+        assert direct or ("all-reduce" not in gives_up and "host memory" not in gives_up)
 
 
 async def test_a_pool_that_is_too_small_at_the_start_raises_the_fraction(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_as_shipped_it_changes_nothing() -> None:
 
 def test_uncommented_it_is_every_key_at_its_default(tmp_path: Path) -> None:
     """Nothing missing, nothing extra, and each default written in a form that reads back to itself."""
-    uncommented = re.sub(r"(?m)^#(?=[a-z_]+ = )", "", COMMITTED.read_text(encoding="utf-8"))
+    uncommented = re.sub(r"(?m)^#(?=[a-z0-9_]+ = )", "", COMMITTED.read_text(encoding="utf-8"))
     path = tmp_path / "appliance.toml"
     path.write_text(uncommented, encoding="utf-8")
     loaded = load_config(path)

@@ -55,6 +55,19 @@ async def test_cards_are_read_by_one_child_that_lives_on(tmp_path: Path) -> None
 
 
 @needs_library
+@pytest.mark.parametrize(("order", "links"), [((), None), (("nvlinks 0",), 0), (("nvlinks 4",), 4)])
+async def test_nvlink_is_asked_once(order: tuple[str, ...], links: int | None, tmp_path: Path) -> None:
+    """A card without NVLink, one without its bridge, one with it; asked when the child begins, and not with every question."""
+    nvml = FakeNvml(tmp_path)
+    nvml.order(*order)
+    async with reading(nvml.command) as reader:
+        assert [gpu.nvlinks for gpu in (await reader.ask()).gpus] == [links]
+        nvml.calls()
+        assert [gpu.nvlinks for gpu in (await reader.ask()).gpus] == [links]
+        assert "nvlink 0" not in nvml.calls()
+
+
+@needs_library
 async def test_a_lost_card_is_named_and_never_touched_again(tmp_path: Path) -> None:
     """GPU_IS_LOST for one of two: told once; after that no call is about it, and the other one is still read by its handle alone."""
     nvml = FakeNvml(tmp_path, cards=2)

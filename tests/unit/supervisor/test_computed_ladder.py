@@ -17,6 +17,7 @@ from appliance.backends import backend_of
 from appliance.config.runtimes import put_in_force
 from appliance.core.action import ActionKind
 from appliance.core.causes import Cause
+from appliance.core.plan import GpuFacts, Rung
 from appliance.core.states import ANSWERING, EngineState
 from appliance.planner.gpus import gpu_facts
 from appliance.planner.inputs import Measured
@@ -24,7 +25,7 @@ from appliance.planner.ladder import FAMILIES
 from appliance.supervisor import events as ev
 from appliance.supervisor.history import Phase
 from appliance.supervisor.incidents import IncidentStore
-from appliance.supervisor.ladder import started_from
+from appliance.supervisor.ladder import Ladders, facts_of, started_from
 from appliance.supervisor.machine.rungs import relaid
 from appliance.supervisor.policy import TABLE, Response, decide
 from appliance.supervisor.settings import MachineSettings
@@ -81,7 +82,7 @@ def test_opposite_refusals_leave_the_fraction_alone(tmp_path: Path) -> None:
 def test_an_illegal_access_switches_off_one_thing_after_another(tmp_path: Path) -> None:
     """Each setting twice, for it may have been chance: overlap, drafter, attention kernels, one card, half the sequences; then PARKED."""
     config = article(tmp_path / "m", tensor_parallel=2, draft_tokens=3)
-    story, off, rungs = Story(config, gpu_facts("rtx4090"), cards=2, start_failures_max=99), [], []
+    story, off, rungs = Story(config, replace(gpu_facts("rtx4090"), nvlinks=4), cards=2, start_failures_max=99), [], []
     while story.state.state in ANSWERING:
         rungs.append(story.rung)
         off.append(len(story.rung.features_off))
@@ -96,12 +97,41 @@ def test_an_illegal_access_switches_off_one_thing_after_another(tmp_path: Path) 
 
 def test_a_hang_between_cards_gives_up_p2p_then_the_all_reduce_then_a_card(tmp_path: Path) -> None:
     """A transport that never worked is not tried a second time; after the last there is nothing that would help."""
-    story, went = Story(article(tmp_path / "m", tensor_parallel=2), cards=2, start_failures_max=99), []
+    config = article(tmp_path / "m", tensor_parallel=2)
+    story, went = Story(replace(config, gpu=replace(config.gpu, p2p="on")), cards=2, start_failures_max=99), []
     for _ in range(3):
         story.fails(Cause.NCCL_P2P_HANG)
         went.append((sorted(story.rung.features_off), story.rung.tensor_parallel))
     assert went == [(["p2p"], 2), (["custom_all_reduce", "p2p"], 2), (["custom_all_reduce", "p2p"], 1)]
     assert story.fails(Cause.NCCL_P2P_HANG).state.state is EngineState.PARKED
+
+
+def test_consumer_cards_without_nvlink_begin_without_direct_traffic(tmp_path: Path) -> None:
+    """Neither P2P nor the engine's own all-reduce: the first hang between them leaves one card, for no rung takes off what is off."""
+    story = Story(article(tmp_path / "m", tensor_parallel=2), cards=2)
+    assert story.rung.features_off == {"p2p", "custom_all_reduce"}
+    story.fails(Cause.NCCL_P2P_HANG)
+    assert (story.rung.index, story.rung.tensor_parallel) == (1, 1)
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_no_fixed_step_takes_off_what_is_off(folder: bool, tmp_path: Path) -> None:
+    """Also where the model cannot be read; NVLink, other cards, and the owner's word keep direct traffic."""
+    config = article(tmp_path / "m", tensor_parallel=2)
+    facts = facts_of(config) if folder else None
+    backend, direct = backend_of(config), {"p2p", "custom_all_reduce"}
+
+    def rungs(card: GpuFacts, word: str = "auto") -> tuple[Rung, ...]:
+        told = replace(config, gpu=replace(config.gpu, p2p=word))
+        return Ladders(backend, told, facts, place=card).standing()
+
+    plain, bridged = gpu_facts("rtx3090"), replace(gpu_facts("rtx3090"), nvlinks=4)
+    assert all(rung.features_off >= direct for rung in rungs(plain))
+    assert not any("P2P" in rung.gives_up or "all-reduce" in rung.gives_up for rung in rungs(plain))
+    assert "traffic goes through host memory" in "".join(rung.gives_up for rung in rungs(bridged)) or folder
+    for first in (rungs(bridged)[0], rungs(gpu_facts("a100"))[0], rungs(plain, "on")[0]):
+        assert not first.features_off
+    assert rungs(gpu_facts("a100"), "off")[0].features_off == direct
 
 
 def test_a_lost_card_is_gone_on_without(tmp_path: Path) -> None:
@@ -135,7 +165,7 @@ def test_a_card_that_is_missing_at_the_start_finds_its_rung(tmp_path: Path) -> N
     story = Story(article(tmp_path / "m", tensor_parallel=2, draft_tokens=3), cards=2)
     assert story.state.ladder[-1].tensor_parallel == 1
     story.fails(Cause.GPU_HANG_RC)
-    assert story.rung.features_off == {"cuda_graph"}
+    assert story.rung.features_off == {"cuda_graph", "p2p", "custom_all_reduce"}
     last = story.state.ladder[-1]
     assert last.tensor_parallel == 1
     assert "cuda_graph" in last.features_off
