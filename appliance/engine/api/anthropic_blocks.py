@@ -98,7 +98,8 @@ def _read_answer(blocks: list[object], where: str) -> list[Json]:
         call_id, name, given = block.get("id"), block.get("name"), block.get("input")
         if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(given, dict):
             raise bad_request(f"{at} must have an id, a name and an input, an object", at, "invalid_value")
-        calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": given}})
+        function = {"name": check_text(name, f"{at}.name"), "arguments": given}
+        calls.append({"id": check_text(call_id, f"{at}.id"), "type": "function", "function": function})
     message: Json = {"role": "assistant", "content": "\n".join(texts)}
     return [message | ({"tool_calls": calls} if calls else {})]
 
@@ -123,7 +124,7 @@ def _read_result(block: Json, at: str) -> Json:
     if not isinstance(call_id, str):
         raise bad_request(f"{at} must have a tool_use_id, that of the call", at, "invalid_value")
     text = _joined(content, f"{at}.content") if content is not None else "error" if block.get("is_error") is True else ""
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
+    return {"role": "tool", "tool_call_id": check_text(call_id, f"{at}.tool_use_id"), "content": text}
 
 
 def _read_system(fields: Fields) -> str | None:

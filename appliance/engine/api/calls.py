@@ -7,9 +7,11 @@ text is read again.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from appliance.engine.dialect import PYTHON_TAG, TOOL_CALL, TOOL_CALL_END, TOOL_CALLS, Dialect
 
@@ -17,6 +19,7 @@ _MOST_HEADER_CHARS = 256
 """Between Mistral's mark and the arguments: a name, an id, and two marks."""
 _HEADER = re.compile(r"(?P<name>[A-Za-z0-9_.-]{1,128})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{1,64}\s*)?(?:\[ARGS\])?\s*")
 _LLAMA_KEYS = ("name", "parameters", "arguments", "type", "function", "id")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FIRST_KEY = re.compile(r'\{\s*(?:"(?P<key>[^"]*)(?P<closed>"?))?')
 
 
@@ -114,7 +117,7 @@ class CallReader:
         body, closed, _ = self._buffer.partition(TOOL_CALL_END)
         if not closed and not final:
             return None
-        call = _called(_parsed(body), ("arguments",))
+        call = _called(parsed(body), ("arguments",))
         return _NONE if call is None else ([call], len(body) + len(closed))
 
 
@@ -139,7 +142,7 @@ class MistralCalls(CallReader):
         end = self._end.find(text, begin)
         if end is None:
             return None
-        value = _parsed(text[begin:end])
+        value = parsed(text[begin:end])
         if header is not None:
             return ([ToolCall(header["name"], _spelled(value))], end) if isinstance(value, dict) else _NONE
         calls = [_called(item, ("arguments",)) for item in (value if isinstance(value, list) else [value])]
@@ -178,7 +181,7 @@ class LlamaCalls(CallReader):
         end = self._end.find(text, start)
         if end is None:
             return None
-        call = _called(_parsed(text[start:end]), ("parameters", "arguments"), None if tagged else self._names)
+        call = _called(parsed(text[start:end]), ("parameters", "arguments"), None if tagged else self._names)
         return _NONE if call is None else ([call], end)
 
 
@@ -222,12 +225,24 @@ def _may_be_call(text: str) -> bool:
     return key in _LLAMA_KEYS if found["closed"] else any(known.startswith(key) for known in _LLAMA_KEYS)
 
 
-def _parsed(text: str) -> object:
-    """None where it is no JSON."""
+def parsed(text: str) -> object:
+    """What a model wrote as JSON, fit to go out as JSON in UTF-8. None where it is none: neither is NaN, nor a number beyond all floats."""
     try:
-        return json.loads(text)
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        spelled = json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
+    # Half of an emoji, say, written as an escape: no text, as broken UTF-8 is none.
+    return json.loads(_LONE_SURROGATE.sub("\ufffd", spelled)) if _LONE_SURROGATE.search(spelled) else value
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else cast(float, _no_number(text))
 
 
 def _called(value: object, argument_names: tuple[str, ...], names: frozenset[str] | None = None) -> ToolCall | None:

@@ -64,7 +64,10 @@ def constrained(model: LoadedModel, spelled: Spelled, where: str) -> Constrain:
     except ImportError:
         message = f"{where} needs the Python package llguidance, which this engine's environment lacks; run `appliancectl setup` again"
         raise bad_request(message, where, "unsupported_parameter") from None
-    text = spelled(grammars)
+    try:
+        text = spelled(grammars)
+    except RecursionError:
+        raise bad_request(f"{where} cannot be followed: a schema is nested too deeply", where, "invalid_grammar") from None
     if len(text) > MOST_GRAMMAR_CHARS:
         raise bad_request(f"{where} has {len(text)} characters; at most {MOST_GRAMMAR_CHARS} are taken", where, "invalid_value")
     try:

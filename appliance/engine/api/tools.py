@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from appliance.engine.api.calls import CallReader, ToolCall, reader_of
+from appliance.engine.api.calls import CallReader, ToolCall, parsed, reader_of
 from appliance.engine.api.constraints import Constrain, constrained
 from appliance.engine.api.errors import bad_request
-from appliance.engine.api.fields import Fields
+from appliance.engine.api.fields import Fields, check_text
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.dialect import Dialect
 
@@ -189,10 +189,7 @@ def call_id(kind: str, request_id: str, choice: int, index: int) -> str:
 
 def arguments_of(call: ToolCall) -> Json:
     """As an object; what the model said instead of one stands in it as `raw`."""
-    try:
-        value = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        value = None
+    value = parsed(call.arguments)
     return value if isinstance(value, dict) else {"raw": call.arguments}
 
 
@@ -210,6 +207,7 @@ def read_calls(fields: Fields) -> list[Json]:
             value = json.loads(arguments) if isinstance(arguments, str) else arguments
         except (ValueError, RecursionError):
             raise bad_request(f"{where}.function.arguments is no JSON", f"{where}.function.arguments", "invalid_value") from None
-        call = {"type": "function", "function": {"name": function["name"], "arguments": {} if value is None else value}}
-        calls.append(call | ({"id": given["id"]} if isinstance(given.get("id"), str) else {}))
+        name = check_text(function["name"], f"{where}.function.name")
+        call = {"type": "function", "function": {"name": name, "arguments": {} if value is None else value}}
+        calls.append(call | ({"id": check_text(given["id"], f"{where}.id")} if isinstance(given.get("id"), str) else {}))
     return calls

@@ -243,3 +243,31 @@ async def test_the_anthropic_client(qwen: Path) -> None:
     for message in (whole, streamed):
         assert [block.type for block in message.content] == ["text", "tool_use"]
         assert (message.content[1].name, message.content[1].input, message.stop_reason) == ("get_weather", {"city": "Paris 🙂"}, "tool_use")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (r'{"city": "\ud83d"}', {"city": "�"}),
+        (r'{"\udfff": 1}', {"�": 1}),
+        (r'"{\"city\": \"\\ud83d\"}"', {"city": "�"}),
+        (r'"{\"city\": NaN}"', {"raw": '{"city": NaN}'}),
+        ('{"city": NaN}', None),
+        ('{"city": -1e999}', None),
+    ],
+)
+async def test_whatever_a_model_says_goes_out_as_json(qwen: Path, arguments: str, given: Json | None) -> None:
+    """Half of an emoji is no text and is replaced, as broken UTF-8 is; what holds NaN or infinity is no call. No answer is lost of it."""
+    said = f'<tool_call>\n{{"name": "now", "arguments": {arguments}}}\n</tool_call>'
+    chat = {**BODY, "tools": [{"type": "function", "function": {"name": "now"}}]}
+    async with saying(qwen, said) as one:
+        whole = await one.post(PATH, BODY)
+        streamed = await one.post(PATH, {**BODY, "stream": True})
+        answers = [await one.post("/v1/chat/completions", {**chat, "stream": stream}) for stream in (False, True)]
+    for content in (json.loads(whole.body, parse_constant=pytest.fail)["content"], message_of(streamed.events)["content"]):
+        assert [block.get("input", block.get("text")) for block in content] == [said if given is None else given]
+    assert answers[1].events[-1] == "[DONE]"
+    calls = answers[0].json["choices"][0]["message"].get("tool_calls") or []
+    assert len(calls) == (given is not None)
+    if arguments.startswith("{"):
+        assert [json.loads(call["function"]["arguments"]) for call in calls] == ([given] if given is not None else [])

@@ -279,3 +279,53 @@ def says(text: ModelText, grammar: str, said: str) -> bool:
             return False
         constraint.take(token_id)
     return constraint.complete or bool(constraint.allowed()[next(iter(text.end_token_ids))])
+
+
+def deep(levels: int) -> Json:
+    """A schema with so many objects in each other."""
+    schema: Json = {}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_what_no_model_can_be_told_is_refused_with_its_place(family: str, folders: dict[str, Path]) -> None:
+    """Half a surrogate pair in a name or an id of a call, and a schema that is too deep to be followed: 400, and no defect of ours."""
+    half, call = "\ud800", {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    use, result = {"type": "tool_use", "id": "a", "name": "now", "input": {}}, {"type": "tool_result", "tool_use_id": "a", "content": "1"}
+    chat: Json = {"model": "tiny", "max_tokens": 9, "tools": [{"type": "function", "function": {"name": "now"}}]}
+    anthropic = {**chat, "tools": [{"name": "now"}]}
+    told = {"role": "tool", "tool_call_id": "a", "content": "1"}
+
+    def turns(assistant: Json, answer: Json) -> list[Json]:
+        return [{"role": "user", "content": "What time is it?"}, {"role": "assistant", "content": "", **assistant}, answer]
+
+    bad: list[tuple[str, Json, str]] = [
+        ("/v1/chat/completions", {**chat, "messages": turns({"tool_calls": [{**call, "id": half}]}, told)}, "messages[1].tool_calls[0].id"),
+        (
+            "/v1/messages",
+            {**anthropic, "messages": turns({"content": [{**use, "id": half}]}, {"role": "user", "content": [result]})},
+            "messages[1].content[0].id",
+        ),
+        (
+            "/v1/messages",
+            {**anthropic, "messages": turns({"content": [{**use, "name": half}]}, {"role": "user", "content": [result]})},
+            "messages[1].content[0].name",
+        ),
+        (
+            "/v1/messages",
+            {**anthropic, "messages": turns({"content": [use]}, {"role": "user", "content": [{**result, "tool_use_id": half}]})},
+            "messages[2].content[0].tool_use_id",
+        ),
+    ]
+    question = [{"role": "user", "content": "What time is it?"}]
+    for levels in (100, 400):
+        demanded = {"name": "now", "parameters": deep(levels)}
+        body = {**chat, "messages": question, "tool_choice": "required", "tools": [{"type": "function", "function": demanded}]}
+        bad.append(("/v1/chat/completions", body, "tools"))
+    async with served(ScriptedEngine(lambda _request: (1,), context=60_000), folders[family]) as one:
+        for path, body, param in bad:
+            answer = await one.post(path, body)
+            assert (answer.status, answer.error["param"]) == (400, param), answer.body
+        assert not one.engine.submitted
