@@ -121,6 +121,6 @@ def no_more(arguments: Document, *known: str) -> None:
     """Raise ControlError for an argument that the verb does not have."""
     unknown = sorted(set(arguments) - set(known))
     if unknown == ["replica"]:
-        raise ControlError("there is one engine here, and no replica of it", hint="leave the number out")
+        raise ControlError("this is of the whole box, and no replica's; or there is one engine", hint="leave the number out")
     if unknown:
         raise ControlError(f"unknown argument {unknown[0]!r}", hint=f"known: {', '.join(known) or 'none'}")
