@@ -14,13 +14,14 @@ from appliance.config.schema import Config
 from appliance.core.errors import ConfigError
 from appliance.core.launch import LaunchSpec
 from appliance.core.plan import GpuFacts
+from appliance.planner.between_cards import DIRECT, why_off
 
 ENGINES = ("sglang", "vllm")
 """Those whose environment says what it was built for."""
 
 
 def checked(spec: LaunchSpec, backend: Backend, config: Config, card: GpuFacts | None, proc: Path) -> LaunchSpec:
-    """The same, with a note more where the card makes something else of the weights than their name says.
+    """The same, with a note more where the card makes something else of the weights than their name says, or is no ground for P2P.
 
     Args:
         card: the first usable one; None: it was not asked.
@@ -38,7 +39,9 @@ def checked(spec: LaunchSpec, backend: Backend, config: Config, card: GpuFacts |
         found.append(verdict.sentence)
     if found:
         raise ConfigError("; ".join(found))
-    return replace(spec, notes=(*spec.notes, verdict.sentence)) if verdict is not None and verdict.sentence else spec
+    between = why_off(card, spec.rung.tensor_parallel) if card is not None and spec.rung.features_off >= DIRECT else ""
+    notes = (between, verdict.sentence if verdict is not None else "")
+    return replace(spec, notes=(*spec.notes, *filter(None, notes)))
 
 
 def _model_config(config: Config) -> dict[str, Any]:

@@ -153,6 +153,7 @@ async def test_the_first_start_over_two_cards_is_safe_for_them(orders: tuple[str
         assert options["--tp-size"] == "2"
         assert ("--disable-custom-all-reduce" not in options, "NCCL_P2P_DISABLE=1" not in variables) == (direct, direct)
         assert ("--enable-p2p-check" in options) == direct
+        assert any("P2P and the engine's own all-reduce are off" in note for note in supervisor.life.spec.notes) != direct
         gives_up = " ".join(rung.gives_up for rung in supervisor.state.ladder)
         assert direct or ("all-reduce" not in gives_up and "host memory" not in gives_up)
 
