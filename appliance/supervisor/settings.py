@@ -42,4 +42,5 @@ class MachineSettings:
 def fingerprint(config: Config) -> str:
     """Names what is served and how: a history of failures is about one such configuration. A spare changes nothing of it."""
     engine = replace(config.engine, warm_spare=True)
-    return hashlib.sha256(repr((config.model, engine, config.budget)).encode()).hexdigest()[:16]
+    between_cards = () if config.gpu.p2p == "auto" else (config.gpu.p2p,)
+    return hashlib.sha256(repr((config.model, engine, config.budget, *between_cards)).encode()).hexdigest()[:16]

@@ -8,6 +8,7 @@ import pytest
 
 from appliance.config.schema import Config, GpuTable, LadderTable, ModelTable, SupervisorTable, keys_of, tables
 from appliance.supervisor.reload import When, changes, merged
+from appliance.supervisor.settings import fingerprint
 
 EVERY_KEY = [(table, name) for table, kind in tables().items() for name in keys_of(kind)]
 
@@ -70,3 +71,10 @@ def test_what_needs_a_restart_is_kept() -> None:
 def test_nothing_changed() -> None:
     """An equal configuration is no change."""
     assert changes(Config(), Config()) == ()
+
+
+def test_another_word_about_p2p_begins_a_new_history() -> None:
+    """Its rungs hold what was switched off between the cards then."""
+    plain = Config()
+    assert len({fingerprint(replace(plain, gpu=replace(plain.gpu, p2p=word))) for word in ("auto", "on", "off")}) == 3
+    assert fingerprint(replace(plain, gpu=GpuTable(wait_s=1.0))) == fingerprint(plain)
