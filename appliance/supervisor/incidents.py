@@ -44,8 +44,11 @@ CREATE INDEX IF NOT EXISTS incidents_by_time ON incidents (time_s);
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time_s REAL NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL);
 """
 
-# A list is of hundreds, and each may have a hundred kilobytes of evidence: they never become objects of ours.
-_LIST = "SELECT json_set(document, '$.evidence', json('[]'), '$.flight', NULL) FROM incidents{} ORDER BY rowid DESC LIMIT ?"
+# A list is of hundreds, and each may have a hundred kilobytes of evidence: they never become objects of ours. One that a bad disk
+# has damaged hides no other: SQLite's functions raise for it, and CASE alone promises that they are not called first.
+_SOUND = "CASE WHEN json_valid(document) THEN json_extract(document, '$.incident_id') = incident_id{} END"
+_LIST = f"SELECT json_set(document, '$.evidence', json('[]'), '$.flight', NULL) FROM incidents WHERE {_SOUND} ORDER BY rowid DESC LIMIT ?"
+_DAMAGED = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
 
 Document = dict[str, Any]
 _Write = Callable[[sqlite3.Connection], object]
@@ -156,7 +159,7 @@ class IncidentStore:
 
     def recent(self, limit: int) -> list[Document]:
         """Newest first, without evidence and flight record. Blocking: call it in a thread."""
-        ours = " WHERE json_extract(document, '$.card') = ?" if self.card else ""
+        ours = " AND json_extract(document, '$.card') = ?" if self.card else ""
         rows = self._database.read(_LIST.format(ours), (self.card, limit) if self.card else (limit,))
         with self._unsaved_lock:
             # In the order in which they were recorded: the wall clock may have been set back between two of them.
@@ -218,7 +221,9 @@ class IncidentStore:
             for start in range(0, len(arguments), ARGUMENTS_MAX):
                 some = arguments[start : start + ARGUMENTS_MAX]
                 changed = f"{function}(document{', ?, json(?)' * (len(some) // 2)})"
-                db.execute(f"UPDATE incidents SET document = {changed} WHERE incident_id = ?", (*some, incident_id))
+                db.execute(
+                    f"UPDATE incidents SET document = {changed} WHERE incident_id = ? AND json_valid(document)", (*some, incident_id)
+                )
 
         self._database.write(update)
 
@@ -271,8 +276,10 @@ class _Database:
     def _read(self, query: str, arguments: tuple[object, ...]) -> list[Document]:
         self._flush()
         try:
-            return [json.loads(row[0]) for row in self._open().execute(query, arguments)]
-        except (sqlite3.Error, OSError, ValueError) as error:
+            return [document for row in self._open().execute(query, arguments) if (document := _document(row[0])) is not None]
+        except UnicodeEncodeError:
+            return []  # half of a surrogate pair: nothing can have such a name
+        except (sqlite3.Error, OSError) as error:
             self._give_up(error)
             return []
 
@@ -301,6 +308,9 @@ class _Database:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+            with contextlib.suppress(OSError):
+                _set_aside(self.path)  # found out late: its first page was sound
 
     def _flush_and_close(self) -> None:
         self._flush()
@@ -315,11 +325,24 @@ def _connect(path: Path) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):
             raise  # full, locked, read-only: the file itself is sound
-        # Not a database, or a torn one: kept beside for whoever wants to look, and a new one begun.
-        path.replace(path.with_suffix(f".corrupt-{int(time.time())}"))
-        for side in ("-wal", "-shm"):
-            path.with_name(path.name + side).unlink(missing_ok=True)
+        _set_aside(path)
         return _prepared(path)
+
+
+def _set_aside(path: Path) -> None:
+    """Not a database, or a torn one: kept beside for whoever wants to look; the next connection begins a new one."""
+    path.replace(path.with_suffix(f".corrupt-{int(time.time())}"))
+    for side in ("-wal", "-shm"):
+        path.with_name(path.name + side).unlink(missing_ok=True)
+
+
+def _document(text: object) -> Document | None:
+    """A row's; None for one that a bad disk, or somebody's hand, has damaged."""
+    try:
+        document = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _prepared(path: Path) -> sqlite3.Connection:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from appliance.control.codec import incident_from_json
 from appliance.core.action import Action, ActionKind
 from appliance.core.causes import Cause
@@ -194,6 +196,50 @@ def test_a_torn_database_is_set_aside(tmp_path: Path) -> None:
         assert store.one("inc-0001") is not None
         assert store.problem is None
     assert list(tmp_path.glob("incidents.corrupt-*"))
+
+
+def test_a_database_that_is_damaged_further_on_is_set_aside(tmp_path: Path) -> None:
+    """Its first page is sound, so that it opens: nothing could be kept in it any more, over any restart."""
+    with opened(tmp_path) as store:
+        for number in range(100):
+            store.record(make_incident(number))
+    pages = bytearray((tmp_path / FILE).read_bytes())
+    pages[4096:] = b"\xa5" * (len(pages) - 4096)
+    (tmp_path / FILE).write_bytes(pages)
+    with opened(tmp_path) as store:
+        assert store.load() == Memory()
+        assert store.problem is not None
+        store.remember(Memory(generation=3))
+        store.record(make_incident(100))
+        store.flush()
+        assert store.problem is None
+    with opened(tmp_path) as store:
+        assert store.load().generation == 3
+        assert [document["incident_id"] for document in store.recent(9)] == ["inc-0100"]
+    assert list(tmp_path.glob("incidents.corrupt-*"))
+
+
+@pytest.mark.parametrize("damaged", ['{"incident_id": "inc-0001", "x": NaN}', '{"incident_id', "[]", "", b"\xff"])
+def test_a_damaged_incident_hides_no_other(tmp_path: Path, damaged: str | bytes) -> None:
+    """It is not listed; it can be asked for, and what is found out about it later holds up nothing that is written behind it."""
+    with opened(tmp_path) as store:
+        for number in range(3):
+            store.record(make_incident(number))
+    database = sqlite3.connect(tmp_path / FILE)
+    database.execute("UPDATE incidents SET document = ? WHERE incident_id = 'inc-0001'", (damaged,))
+    database.execute("INSERT INTO memory VALUES ('notes', ?)", (damaged,))
+    database.commit()
+    database.close()
+    with opened(tmp_path) as store:
+        store.recovered("inc-0001", 2.0)
+        store.record(make_incident(3))
+        assert [document["incident_id"] for document in store.recent(9)] == ["inc-0003", "inc-0002", "inc-0000"]
+        store.one("inc-0001")
+        assert store.one("half of a pair: \ud800") is None
+        store.recall("notes")
+        assert store.problem is None
+    with opened(tmp_path) as store:
+        assert store.one("inc-0003") is not None
 
 
 def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
