@@ -19,6 +19,7 @@ from appliance.cli.verbs import Verb
 from appliance.core.diagnosis import Diagnosis
 from appliance.core.errors import ApplianceError, ExitCode
 from appliance.core.evidence import Evidence, Source
+from appliance.core.printable import printable
 from appliance.core.units import parse_duration_s
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _print(verdict: Diagnosis, evidence: Sequence[Evidence], form: Form, inciden
     if form.as_json:
         say_json(report.to_json_dict(verdict, found) | ({} if incident is None else _incident_fields(incident)))
     elif form.as_markdown:
-        say(_markdown(verdict, found, incident).rstrip("\n"))
+        say(printable(_markdown(verdict, found, incident).rstrip("\n"), keep="\n\t"))
     else:
         did = None if incident is None else incident_report.done(incident)
         _print_text(report.text(verdict, did=did, found=found), crashed=verdict.crashed)
@@ -242,7 +243,8 @@ def _incident_fields(incident: records.Document) -> dict[str, object]:
 
 
 def _print_text(text: str, *, crashed: bool) -> None:
-    lines = text.split("\n")
+    """Lines of a log of any machine are in it."""
+    lines = printable(text, keep="\n\t").split("\n")
     for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=True)):
         if number == 0:
             say((bad if crashed else good)(line))

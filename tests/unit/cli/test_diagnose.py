@@ -32,6 +32,16 @@ def test_a_log_is_read_without_applianced(ctl, tmp_path: Path, log: Path) -> Non
     assert "Tried to allocate 48.00 MiB" in said.out
 
 
+@pytest.mark.parametrize("form", [(), ("--markdown",)])
+def test_a_log_cannot_reach_the_terminal(ctl, tmp_path: Path, form: tuple[str, ...]) -> None:
+    """A log of any machine may hold what moves the cursor, in eight bits too, or turns the reading around: it is shown."""
+    path = tmp_path / "engine.log"
+    path.write_text("torch.OutOfMemoryError: CUDA out of memory. \x00\x9b2J\u202e\b Tried to allocate 48.00 MiB\n")
+    said = ctl("diagnose", *form, path)
+    assert r"\x9b2J\u202e" in said.out
+    assert all(line.isprintable() for line in said.out.split("\n"))
+
+
 def test_json_has_the_promised_keys(ctl, log: Path) -> None:
     """docs and scripts rely on them."""
     data = json.loads(ctl("diagnose", "--json", log).out)
