@@ -44,7 +44,8 @@ def _any_call(tools: Tools, arguments: str) -> Json:
 
 
 def _call(name: str, arguments: str, schema: Json) -> Json:
-    properties = {"name": {"const": name}, arguments: schema}
+    # With an id it is a schema of its own in here: its `#/$defs/City` means what the client means.
+    properties = {"name": {"const": name}, arguments: {"$id": f"urn:tool:{name}", **schema}}
     return {"type": "object", "properties": properties, "required": ["name", arguments], "additionalProperties": False}
 
 

@@ -259,9 +259,7 @@ def test_a_demanded_call_is_a_grammar_in_the_familys_own_tokens(family: str, fol
     folder = folders[family]
     text = ModelText(folder)
     model = LoadedModel(ScriptedEngine(), text)
-    spelled = {name: rendered_call(folder, call).lstrip() for name, call in (("paris", PARIS), ("now", NOW))}
-    if family == "mistral-list":  # models say no id
-        spelled = {name: said.partition(', "id"')[0] + "}]" for name, said in spelled.items()}
+    spelled = {name: said_call(family, folder, call) for name, call in (("paris", PARIS), ("now", NOW))}
     spelled |= {"town": spelled["paris"].replace("city", "town"), "text": "Let me see."}
     named = {"type": "function", "function": {"name": "get_weather"}}
     for choice, allowed in ((named, {"paris"}), ("required", {"paris", "now"})):
@@ -269,6 +267,27 @@ def test_a_demanded_call_is_a_grammar_in_the_familys_own_tokens(family: str, fol
         grammar = forced_calls(tools, text, text.grammars())
         for name, said in spelled.items():
             assert says(text, grammar, said) == (name in allowed), (choice, said)
+
+
+def said_call(family: str, folder: Path, call: Json) -> str:
+    """A call as a model of the family says it."""
+    said = rendered_call(folder, call).lstrip()
+    return said.partition(', "id"')[0] + "}]" if family == "mistral-list" else said  # models say no id
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_references_within_a_tools_schema_are_followed(family: str, folders: dict[str, Path]) -> None:
+    """What pydantic makes of nested models: each tool's definitions are its own, also where another has some of the same name."""
+    folder, text = folders[family], ModelText(folders[family])
+    parameters = {
+        name: {"$defs": {"It": {"type": kind}}, "type": "object", "properties": {"it": {"$ref": "#/$defs/It"}}, "required": ["it"]}
+        for name, kind in (("get_weather", "string"), ("now", "integer"))
+    }
+    offered = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in parameters.items()]
+    tools = read_tools(Fields({"tools": offered, "tool_choice": "required"}), LoadedModel(ScriptedEngine(), text))
+    grammar = forced_calls(tools, text, text.grammars())
+    for name, it, allowed in (("get_weather", "x", True), ("get_weather", 5, False), ("now", 5, True), ("now", "x", False)):
+        assert says(text, grammar, said_call(family, folder, {"name": name, "arguments": {"it": it}})) == allowed, (name, it)
 
 
 def says(text: ModelText, grammar: str, said: str) -> bool:
