@@ -77,7 +77,7 @@ def test_exactly_the_rest_comes_through_however_both_runs_are_cut(
         module.FOLD_BYTES = before
     whole = b"".join(sent) + rest
     assert text_of(whole)["content", 0] == text
-    assert whole.count(b'"role"') == 1
+    assert whole.count(b'"role":') == 1
     documents = list(documents_of(whole))
     assert {document["id"] for document in documents} == {"run-1"}
     assert {document["created"] for document in documents} == {5}
