@@ -116,19 +116,20 @@ class Aftermath:
             losses.chances.append(chance_of_death(self._doors.deaths, self._own(request), alone_s))
 
     def _own(self, request: LiveRequest) -> set[LifeName]:
-        """Lives that ended with this body, in whosever request: they are no sign that engines die without it."""
+        """Lives that ended with this body, in whosever request, gone or not: they are no sign that engines die without it."""
         fingerprint = self._inflight.fingerprint_of(request)
         same = (other for other in self._inflight if other.losses.crashes and self._inflight.fingerprint_of(other) == fingerprint)
-        return {life for other in same for life in other.losses.crashes}.union(request.losses.crashes)
+        lives = {life for other in same for life in other.losses.crashes}
+        return lives.union(request.losses.crashes, self._quarantine.suspicion(fingerprint))
 
     async def _convict(self, request: LiveRequest, life: Life) -> NoReturn:
         incident_id = await self._doors.gate_of(life).incident_of(life, INCIDENT_WAIT_S)
-        fingerprint = self._inflight.fingerprint_of(request)
+        fingerprint, explained = self._inflight.fingerprint_of(request), self._own(request)
         refused = self._quarantine.convict(fingerprint, len(request.losses.crashes), incident_id)
         log.error("request %s is quarantined (fingerprint %s): %s", request.request_id, fingerprint, refused.message)
         self._trials.convicted(request, self._inflight.fingerprint_of, refused)
         self._learn(request, fingerprint)
-        self._doors.explained(request.losses.crashes)
+        self._doors.explained(explained)
         request.losses.acquit()  # it has been sentenced for these
         raise refused
 

@@ -176,6 +176,30 @@ async def test_of_thirty_one_clients_exactly_one_sees_an_error(run_dir: Path) ->
     assert status["slots"]["in_use"] == status["queue"]["length"] == 0
 
 
+async def test_what_copies_of_one_poison_did_does_not_excuse_the_next(run_dir: Path) -> None:
+    """Copies of one body lose different engines, and one's client leaves: all of it is explained, so another body costs three engines."""
+    model = byte_level_folder(run_dir / "model")
+    options = ("--model", str(model), "--step-s", "0.01", "--poison", str(POISON))
+    async with (
+        replicas(run_dir, program="serve_scripted.py", each=lambda _: options, limits=[BY_IDS] * 2) as (gateway, scripted),
+        scripted.kept(*options, program="serve_scripted.py"),
+    ):
+
+        def lives() -> int:
+            return sum(engine.generation for engine in scripted.engines)
+
+        copies = [asyncio.ensure_future(gateway.post(DEADLY, "/v1/completions")) for _ in range(4)]
+        async with gateway.connection() as connection:
+            connection.send("POST", "/v1/completions", DEADLY)
+            await eventually(lambda: lives() >= 4, "two engines have died")
+        told = await asyncio.gather(*copies)
+        before = lives()
+        other = await gateway.post({**DEADLY, "prompt": [*DEADLY["prompt"], 10]}, "/v1/completions")
+        after = lives()
+    assert [answer.error()["code"] for answer in [*told, other]] == ["request_quarantined"] * 5
+    assert (before - 2 <= 5, after - before) == (True, 3), f"{before - 2} engines died of the first"
+
+
 async def test_a_suspect_is_tried_on_one_engine_and_the_other_serves_everybody(run_dir: Path) -> None:
     """Its like is known from two deaths; while it is alone with its engine, newcomers are answered by the other."""
     async with replicas(run_dir) as (gateway, scripted):
