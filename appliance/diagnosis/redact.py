@@ -33,19 +33,20 @@ def _local(address: str) -> bool:
     return address.startswith(("127.", "0.0.0.0", "255.")) or address in ("::1", "::")
 
 
+# A rule that begins with a run of letters begins where the run does: at any other place it would read the run's rest again and again.
 _RULES = (
     _Rule("key", re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]{0,8000}?-----END [A-Z ]*PRIVATE KEY-----")),
     _Rule(
         "token",
         re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{16}|xox[abp]-[A-Za-z0-9-]{10,})"),
     ),
-    _Rule("token", re.compile(r"\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*")),
+    _Rule("token", re.compile(r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*")),
     _Rule("token", re.compile(r"(?i)\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+([^\s'\",]+)")),
     _Rule("token", re.compile(r"(?i)\bbearer\s+([A-Za-z0-9._~+/=-]{8,})")),
     _Rule(
         "key",
         re.compile(
-            r"(?i)(?:--|\b)(?:[a-z0-9_-]*(?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|token)s?)['\"]?(?:\s*[:=]\s*|\s+)"
+            r"(?i)(?<![a-z0-9_-])(?:[a-z0-9_-]*(?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|token)s?)['\"]?(?:\s*[:=]\s*|\s+)"
             r"(?!None\b|null\b|usage\b|[\d.,]+\b|\(|=)['\"]?([^\s'\",)\]]{6,})"
         ),
     ),
@@ -53,7 +54,7 @@ _RULES = (
     _Rule(
         "prompt",
         re.compile(
-            rf"(?i)\b(?:prompt|text|content|messages|inputs?|input_text|query|output_text)['\"]?\s*[:=]\s*({_QUOTED}|\[\s*[{{'\"].*?\]\s*(?=[,)}}]|$))"
+            rf"(?i)\b(?:prompt|text|content|messages|inputs?|input_text|query|output_text)['\"]?\s*[:=]\s*({_QUOTED}|\[\s*[{{'\"].*?(?:\]\s*(?=[,)}}]|$)|(?=\n)|\Z))"
         ),
     ),
     _Rule(
@@ -67,7 +68,7 @@ _RULES = (
     _Rule(
         "user", re.compile(r"(?i)\b(?:user(?:name)?|logname|sudo_user)=([A-Za-z_][\w.-]*)"), lambda name: name in ("root", "None", "null")
     ),
-    _Rule("user", re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")),
+    _Rule("user", re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")),
     _Rule(
         "host",
         re.compile(

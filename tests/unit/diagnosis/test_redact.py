@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from appliance.diagnosis.redact import Redactor, redact
@@ -63,6 +65,13 @@ def test_what_a_diagnosis_needs_is_left_alone(line: str) -> None:
     assert clean.replace("<ip-1>", "12.4.5.8") == line
 
 
+def test_a_prompt_that_the_line_cuts_off_goes_to_its_end() -> None:
+    """A list of messages whose end was not written is as secret as one that has an end; the next line stays."""
+    said, _ = redact("messages=[{'role': 'user', 'content': 'my secret\nINFO ready")
+    assert "secret" not in said
+    assert said.endswith("\nINFO ready")
+
+
 def test_equal_secrets_get_equal_names_over_a_whole_bundle() -> None:
     """So that a line of the gateway and one of the engine can still be matched."""
     bundle = Redactor()
@@ -78,3 +87,19 @@ def test_redacting_twice_changes_nothing() -> None:
     """Placeholders are not secrets."""
     clean, _report = redact("host=gpubox7 10.1.2.3 api_key=abcdef123456 /home/ann/x")
     assert redact(clean)[0] == clean
+
+
+@pytest.mark.parametrize("run", ["-", "a-", "sk-", "token", "a.", "a@", "a-b.", "eyJAAAAAAAAAA-", "prompt: ['", "://a:", "ab:"])
+def test_a_long_line_takes_time_with_its_length_and_not_with_its_square(run: str) -> None:
+    """A table's rule of thirty thousand dashes took sixteen seconds: eight times the text may take thirty times as long, not sixty-four."""
+
+    def took_s(length: int) -> float:
+        text = run * (length // len(run))
+        found = []
+        for _ in range(3):
+            began_s = time.process_time()
+            redact(text)
+            found.append(time.process_time() - began_s)
+        return min(found)
+
+    assert took_s(32_000) < 30 * max(took_s(4_000), 1e-3)
