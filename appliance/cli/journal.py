@@ -19,7 +19,7 @@ from typing import IO, Any
 import click
 
 from appliance.cli.place import Place
-from appliance.cli.printing import bad, faint, say, uncertain
+from appliance.cli.printing import bad, faint, say, say_json, uncertain
 from appliance.cli.verbs import Verb
 from appliance.core.errors import ApplianceError, NotPermitted
 from appliance.core.printable import printable
@@ -126,7 +126,7 @@ def _may_read() -> bool:
 
 def _show(entry: Entry, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(asdict(entry), ensure_ascii=False))
+        say_json(asdict(entry), on_one_line=True)
     else:
         say(line_of(entry))
 

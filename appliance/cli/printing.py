@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import textwrap
 import time
@@ -15,6 +16,8 @@ import click
 from appliance.core.units import format_duration
 
 WIDTH = 100
+_MOVES_A_TERMINAL = re.compile(r"[\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Controls of eight bits and of the reading direction, which JSON lets stand; it escapes the others itself."""
 
 
 def colour() -> bool | None:
@@ -37,9 +40,10 @@ def warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True, color=colour())
 
 
-def say_json(value: Any) -> None:
-    """Data for programs: one document, keys in their order."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+def say_json(value: Any, *, on_one_line: bool = False) -> None:
+    """Data for programs: one document, keys in their order. Letters of all languages stay; what would move a terminal is escaped."""
+    text = json.dumps(value, indent=None if on_one_line else 2, ensure_ascii=False)
+    click.echo(_MOVES_A_TERMINAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def bold(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -93,7 +92,7 @@ def _watch(place: Place, as_json: bool) -> None:
         if seen != before:
             before = seen
             if as_json:
-                click.echo(json.dumps({"time_s": time.time(), **seen}, ensure_ascii=False))
+                say_json({"time_s": time.time(), **seen}, on_one_line=True)
             else:
                 state = str(seen["state"])
                 mark = bad(state) if state == "unreachable" else _mark(EngineState(state))

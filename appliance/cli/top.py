@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import time
@@ -98,7 +97,7 @@ def _print_for_ever(feed: Feed, interval_s: float, as_json: bool) -> None:
     _wait_first(feed)
     while True:
         if as_json:
-            click.echo(json.dumps(feed.view.document(), ensure_ascii=False))
+            say_json(feed.view.document(), on_one_line=True)
         else:
             _print(feed)
             say()

@@ -40,6 +40,9 @@ def test_a_log_cannot_reach_the_terminal(ctl, tmp_path: Path, form: tuple[str, .
     said = ctl("diagnose", *form, path)
     assert r"\x9b2J\u202e" in said.out
     assert all(line.isprintable() for line in said.out.split("\n"))
+    told = ctl("diagnose", "--json", path)
+    assert all(line.isprintable() for line in told.out.split("\n"))
+    assert "\x9b2J\u202e" in json.dumps(json.loads(told.out), ensure_ascii=False), "as it was in the log, for who reads the JSON"
 
 
 def test_json_has_the_promised_keys(ctl, log: Path) -> None:
