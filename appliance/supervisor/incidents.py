@@ -35,6 +35,8 @@ CLOSE_TIMEOUT_S = 5.0
 TRY_AGAIN_S = 2.0
 CACHE_KIB = 256
 """Of pages. What is written is seldom read, and applianced is to stay small."""
+SET_ASIDE_MAX = 3
+"""Torn databases. A disk that goes on corrupting tears one every few seconds."""
 ARGUMENTS_MAX = 100
 """An even number; SQLite's functions take 127, the document being one."""
 _SCHEMA = """
@@ -330,7 +332,9 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _set_aside(path: Path) -> None:
-    """Not a database, or a torn one: kept beside for whoever wants to look; the next connection begins a new one."""
+    """Not a database, or a torn one: kept beside for whoever wants to look, the last ones; the next connection begins a new one."""
+    for old in sorted(path.parent.glob(f"{path.stem}.corrupt-*"))[: 1 - SET_ASIDE_MAX]:
+        old.unlink(missing_ok=True)
     path.replace(path.with_suffix(f".corrupt-{int(time.time())}"))
     for side in ("-wal", "-shm"):
         path.with_name(path.name + side).unlink(missing_ok=True)

@@ -198,6 +198,18 @@ def test_a_torn_database_is_set_aside(tmp_path: Path) -> None:
     assert list(tmp_path.glob("incidents.corrupt-*"))
 
 
+def test_a_disk_that_goes_on_corrupting_does_not_fill_up(tmp_path: Path) -> None:
+    """Of the databases that were set aside the last three stay."""
+    for number in range(1000000001, 1000000007):
+        (tmp_path / f"incidents.corrupt-{number}").write_bytes(b"torn")
+    (tmp_path / FILE).write_bytes(b"this is no database, it only looks like a file" * 100)
+    with opened(tmp_path) as store:
+        assert store.problem is None
+    kept = sorted(path.name for path in tmp_path.glob("incidents.corrupt-*"))
+    assert kept[:2] == ["incidents.corrupt-1000000005", "incidents.corrupt-1000000006"]
+    assert len(kept) == 3
+
+
 def test_a_database_that_is_damaged_further_on_is_set_aside(tmp_path: Path) -> None:
     """Its first page is sound, so that it opens: nothing could be kept in it any more, over any restart."""
     with opened(tmp_path) as store:
