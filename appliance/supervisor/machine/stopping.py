@@ -61,7 +61,11 @@ def on_climb(state: MachineState, now_s: float) -> Step:
 
 
 def on_resume(state: MachineState, reason: str, now_s: float) -> Step:
-    """Leave PARKED with every budget whole again."""
+    """Leave PARKED with every budget whole again; a drain that is still under way ends in a new life instead."""
+    if state.purpose is Purpose.PARK and state.failure is not None:
+        return replace(state, purpose=Purpose.RESTART), ()  # it died under its last answers, and its group is being emptied
+    if state.purpose is Purpose.PARK:
+        return _drain(state, Purpose.RESTART, f"restarting the engine, which is being drained: {reason}", now_s)
     if state.state is not EngineState.PARKED:
         return state, ()
     if state.alive:

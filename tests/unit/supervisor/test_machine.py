@@ -191,6 +191,23 @@ def test_drain_waits_for_what_runs() -> None:
     assert drive.state.state is State.SERVING
 
 
+def test_a_drain_that_is_taken_back_ends_in_a_new_life() -> None:
+    """`resume` while what runs still finishes: it was answered and forgotten, and the engine ended parked."""
+    drive = Drive().serving().give(ev.DrainRequested("maintenance"), ev.ResumeRequested("a person"))
+    assert publication_of(drive.state).endpoint is not None
+    assert "a person" in drive.state.sentence
+    drive.give(ev.Progress(1, running=0, waiting=0), after_s=1.0).give(ev.EngineExited(1, "exit 0"), ev.GroupEmpty(1))
+    assert drive.of(ev.Plan) == [ev.Plan(2, LADDER[0])]
+    assert drive.started().state.state is State.SERVING
+
+
+def test_a_drain_that_is_taken_back_after_a_crash_does_not_park() -> None:
+    """The engine died under the last answers: an incident, and then another life, for that is what is wanted now."""
+    drive = Drive().serving().give(ev.DrainRequested("x"), ev.EngineExited(1, "killed by SIGSEGV"), ev.ResumeRequested("a person"))
+    drive.give(ev.GroupEmpty(1)).give(ev.Diagnosed(1, make_diagnosis(Cause.SEGFAULT_NATIVE), "inc-1", 0.0))
+    assert drive.state.state is not State.PARKED
+
+
 def test_a_drain_has_a_deadline() -> None:
     """An answer that never ends is cut off; an engine that ignores SIGTERM is killed."""
     drive = Drive().serving().give(ev.DrainRequested("x"))
