@@ -38,6 +38,10 @@ _FIGURES = {
 _BLOCKS = re.compile(rb"^vllm:cache_config_info\{[^}]*\}", re.MULTILINE)
 _LABEL = re.compile(rb'(\w+)="([^"]*)"')
 USAGE_STEPS = 10**6
+_CPU_POOL = "VLLM_CPU_KVCACHE_SPACE"
+_POOL_NOTE = (
+    f"{_CPU_POOL} in engine.environment fixes the KV cache on a CPU: no rung can ask for less; leave it out and set budget.mem_fraction"
+)
 
 
 class VllmBackend:
@@ -74,7 +78,8 @@ class VllmBackend:
         """Raises ModelError and ConfigError."""
         python = installed.engine_python(config, DISTRIBUTION)
         model, version = checked_folder(config), _version(config)
-        notes = judged_extra_args(config, version)
+        fixed = any(variable.startswith(f"{_CPU_POOL}=") for variable in config.engine.environment)
+        notes = (*judged_extra_args(config, version), *((_POOL_NOTE,) if fixed else ()))
         words = words_of(config, rung, version)
         endpoint = unix_socket(run_dir, generation)
         argv = (

@@ -14,6 +14,7 @@ from appliance.planner.ladder import MOST_RUNGS
 
 FRACTION_STEP = 0.02
 LOWEST_FRACTION = 0.5
+SMALLEST_FRACTION_STEP = 0.01
 SMALLEST_CHUNK_TOKENS = 64
 SMALLEST_CONTEXT_TOKENS = 1024
 
@@ -37,6 +38,35 @@ def card_ladder(first: Rung) -> tuple[Rung, ...]:
 def llamacpp_ladder(first: Rung) -> tuple[Rung, ...]:
     """Of llama.cpp, which takes all of its memory at the start, most of it for the context."""
     return _below(first, _LLAMACPP_STEPS)
+
+
+def smaller_pools(failed: Rung, held_fraction: float) -> tuple[Rung, ...]:
+    """For an engine made for cards that computes on the CPU and was out of memory: its fraction is one of the machine's memory there.
+
+    What the weights leave of it becomes KV cache at the start: with a smaller chunk or fewer sequences it takes just as much.
+
+    Args:
+        held_fraction: what weights and the engine itself take of the machine's memory.
+    """
+
+    def half_pool(rung: Rung) -> Rung | None:
+        fraction = round(held_fraction + (rung.mem_fraction - held_fraction) / 2, 3)
+        if rung.mem_fraction - fraction < SMALLEST_FRACTION_STEP:
+            return None
+        price = f"half of the KV cache: {fraction:g} of the machine's memory for the engine instead of {rung.mem_fraction:g}"
+        return replace(rung, mem_fraction=fraction, gives_up=price, gains="the memory that this half took; all else stays as it is")
+
+    return _below(failed, (half_pool, half_pool, half_pool, _half_chunk, half_pool, _half_chunk))
+
+
+def shorter_contexts(failed: Rung, estimated_context_tokens: int | None = None) -> tuple[Rung, ...]:
+    """For a KV cache that is too small for one sequence, with as much of it as before: what the engine says would fit, then the halves."""
+
+    def estimated(rung: Rung) -> Rung | None:
+        context = (estimated_context_tokens or 0) // 1024 * 1024
+        return _with_context(rung, context) if SMALLEST_CONTEXT_TOKENS <= context < rung.context_length_tokens else None
+
+    return _below(failed, (estimated, _half_context, _half_context, _half_context))
 
 
 def _below(first: Rung, steps: tuple[Step, ...]) -> tuple[Rung, ...]:
@@ -77,10 +107,13 @@ def _half_running(rung: Rung) -> Rung | None:
 
 def _half_context(rung: Rung) -> Rung | None:
     context = rung.context_length_tokens // 2
-    if context < SMALLEST_CONTEXT_TOKENS:
-        return None
+    return _with_context(rung, context) if context >= SMALLEST_CONTEXT_TOKENS else None
+
+
+def _with_context(rung: Rung, context: int) -> Rung:
     price = f"long prompts: a context of {context:,} tokens instead of {rung.context_length_tokens:,}"
-    return replace(rung, context_length_tokens=context, gives_up=price, gains="half the memory of the longest sequence")
+    share = "half" if context == rung.context_length_tokens // 2 else "less of"
+    return replace(rung, context_length_tokens=context, gives_up=price, gains=f"{share} the memory of the longest sequence")
 
 
 def _off(feature: str, price: str, gain: str, applies: Callable[[Rung], bool] = lambda _: True) -> Step:

@@ -31,7 +31,7 @@ from appliance.supervisor.history import Tried
 from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.ladder import Ladders, facts_of
 from appliance.supervisor.log_ring import LogLine
-from appliance.supervisor.memory_room import Look, look_at, room_before_start
+from appliance.supervisor.memory_room import Look, look_at, machine_bytes, room_before_start
 from appliance.supervisor.probe import Counters
 from appliance.supervisor.settings import MachineSettings
 from appliance.supervisor.worst_case import Outcome, Pool, WorstCase
@@ -125,7 +125,9 @@ class Budget:
         if self._facts[0] != model:
             self._facts = (model, facts_of(config))
         place = self._card if self._backend.uses_gpu else self._machine()
-        return Ladders(self._backend, config, self._facts[1], self._now, place)
+        without_card = self._backend.uses_gpu and self._card is None and self._place == CPU
+        whole_bytes = machine_bytes() if without_card else None
+        return Ladders(self._backend, config, self._facts[1], self._now, place, machine_bytes=whole_bytes)
 
     def _machine(self) -> GpuFacts | None:
         room = self._room_bytes or room_before_start(os.getpid())

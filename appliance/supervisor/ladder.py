@@ -9,6 +9,9 @@ Fixed steps stand in their place (planner/card_ladder.py, `native_ladder`)
 * for the built-in engine: its chunk begins where the planner's smallest one ends, its pool is the owner's, it has no features to switch
   off, and a fraction means nothing to it. What the planner could say, it would not be told;
 * for an engine of somebody else's (`custom`), of whose memory nothing is known.
+
+vLLM and SGLang without a card take the machine's memory. Out of it, or with too little of it for a sequence, neither the planner's chain
+nor the fixed steps fit: what helps is worked out from the machine's size.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ from appliance.core.causes import Cause
 from appliance.core.diagnosis import Diagnosis
 from appliance.core.errors import ApplianceError
 from appliance.core.plan import GpuFacts, MemoryPlan, ModelFacts, Rung
+from appliance.core.units import GIB
 from appliance.planner import ladder as planner
 from appliance.planner.between_cards import kept_off
 from appliance.planner.calibration import Calibration, calibrated
-from appliance.planner.card_ladder import card_ladder, llamacpp_ladder
+from appliance.planner.card_ladder import card_ladder, llamacpp_ladder, shorter_contexts, smaller_pools
 from appliance.planner.engines import ENGINES, rules_of
 from appliance.planner.features import CURRENT_RUNTIME
 from appliance.planner.inputs import Measured, PlanInputs
@@ -36,6 +40,10 @@ from appliance.supervisor.history import Tried
 
 _FIXED = {"sglang": card_ladder, "vllm": card_ladder, "llamacpp": llamacpp_ladder}
 """Engines with more to give up than chunk, sequences and context, or in another order."""
+_FRACTION_OF_MACHINE = ("sglang", "vllm")
+"""Engines whose fraction is one of the machine's memory where there is no card."""
+ENGINE_ON_CPU_BYTES = GIB
+"""Beside weights and KV cache: 0.8 GiB of vLLM 0.32's worker, with a model of 0.25 GiB."""
 FORECAST = Cause.CUDA_OOM_PREFILL
 ESTIMATE = "estimate_tokens"
 """Of a diagnosis: the context that the engine itself says would fit (vLLM's "estimated maximum model length")."""
@@ -45,9 +53,23 @@ class Ladders:
     """The rungs of one configuration in one place. Reads nothing: what is known is given."""
 
     def __init__(
-        self, backend: Backend, config: Config, facts: ModelFacts | None, known: Calibration | None = None, place: GpuFacts | None = None
+        self,
+        backend: Backend,
+        config: Config,
+        facts: ModelFacts | None,
+        known: Calibration | None = None,
+        place: GpuFacts | None = None,
+        *,
+        machine_bytes: int | None = None,
     ) -> None:
-        """`known`: what earlier starts measured. `place`: the card, or for the built-in engine the machine's memory."""
+        """
+        Args:
+            known: what earlier starts measured.
+            place: the card, or for the built-in engine the machine's memory.
+            machine_bytes: all of the machine's memory, where an engine made for cards has none.
+        """
+        self._machine_bytes = machine_bytes if backend.name in _FRACTION_OF_MACHINE else None
+        self._weight_bytes = facts.weight_bytes if facts is not None else 0
         self._backend, self._config, self._known, self._card = backend, config, known, place
         readable = backend.name in ENGINES and facts is not None and place is not None
         self._facts: ModelFacts | None = facts if readable else None
@@ -71,6 +93,9 @@ class Ladders:
         self, failed: Rung, cause: Cause, tried: tuple[Tried, ...] = (), estimated_context_tokens: int | None = None
     ) -> tuple[Rung, ...] | None:
         """The rungs that help against this cause, the cheapest first; none that failed before, of whatever. None: see the module."""
+        if self._machine_bytes:
+            rungs = self._on_cpu(self._machine_bytes, failed, cause, estimated_context_tokens)
+            return self._told_apart(failed, rungs, (entry.setting for entry in tried)) or None
         if self._facts is None or self._backend.name == "native":
             return None
         history = tuple(planner.Tried(entry.setting, entry.cause) for entry in tried if entry.cause in planner.FAMILIES)
@@ -83,6 +108,11 @@ class Ladders:
             return None  # a setting that cannot be planned: whoever starts it says so
         told = self._told_apart(failed, rungs, (entry.rung for entry in history))
         return tuple(self.planned(rung) for rung in told)
+
+    def _on_cpu(self, machine_bytes: int, failed: Rung, cause: Cause, estimated_context_tokens: int | None) -> tuple[Rung, ...]:
+        if cause is Cause.HOST_OOM:
+            return smaller_pools(failed, (self._weight_bytes + ENGINE_ON_CPU_BYTES) / machine_bytes)
+        return shorter_contexts(failed, estimated_context_tokens) if cause is Cause.KV_POOL_TOO_SMALL else ()
 
     def planned(self, rung: Rung) -> Rung:
         """With the chain at its own fraction, where facts are known."""

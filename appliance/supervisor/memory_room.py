@@ -51,9 +51,18 @@ def look_at(pids: Sequence[int], proc: Path = PROC, cgroups: Path = CGROUPS) -> 
 
 def available_bytes(proc: Path = PROC) -> int | None:
     """What the kernel says could be had without swapping; None where it does not say."""
+    return _meminfo("MemAvailable:", proc)
+
+
+def machine_bytes(proc: Path = PROC) -> int | None:
+    """All of the machine's memory; None where the kernel does not say."""
+    return _meminfo("MemTotal:", proc)
+
+
+def _meminfo(name: str, proc: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (proc / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * KIB
     return None
 

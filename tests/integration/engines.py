@@ -100,6 +100,17 @@ def real() -> Engine:
     return Engine(os.environ["APPLIANCE_TEST_MODEL"], settings, exact=False, patience_s=900.0)
 
 
+def real_within_bytes(folder: Path, limit_bytes: int) -> str:
+    """An interpreter in an environment that looks like the real one's, whose processes get so many bytes of addresses each."""
+    python = Path(os.environ["APPLIANCE_TEST_PYTHON"]).absolute()
+    limited = folder / "env/bin/python"
+    limited.parent.mkdir(parents=True)
+    (folder / "env/lib").symlink_to(python.parents[1] / "lib")
+    limited.write_text(f'#!/bin/sh\nulimit -v {limit_bytes // 1024}\nMALLOC_ARENA_MAX=1 exec {python} "$@"\n')
+    limited.chmod(0o755)
+    return str(limited)
+
+
 KINDS: dict[str, Callable[[Path, Path], Engine]] = {
     "native": lambda _, demo_model: native(demo_model),
     "llamacpp": lambda _folder, _model: llamacpp(),

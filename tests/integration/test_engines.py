@@ -1,5 +1,7 @@
 """One acceptance suite for every engine: start, chat, stream, disconnect, metrics, a kill under a stream, a hang, a failure, a stop.
 
+Of the real vLLM on a CPU also a KV cache for which there is no memory.
+
 The built-in engine and llama.cpp are the real ones; SGLang and vLLM are their doubles (tests/fakes/doubles).
 """
 
@@ -13,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,8 +23,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from appliance.control import client as control
+from appliance.core.units import GIB
+from appliance.supervisor.memory_room import machine_bytes
 from tests.integration.conftest import Foreground, wait_until
-from tests.integration.engines import KINDS, Engine, stop_all
+from tests.integration.engines import KINDS, Engine, real, real_within_bytes, stop_all
 
 pytestmark = [pytest.mark.model, pytest.mark.network, pytest.mark.timeout(3600 if "real" in KINDS else 240)]
 
@@ -36,7 +41,11 @@ class Appliance:
     def __init__(self, engine: Engine, state_dir: Path) -> None:
         self.engine = engine
         self.run = Foreground(state_dir, *engine.arguments)
-        match = self.run.wait_for(r"Serving (\S+) at (http://\S+)/v1 ", engine.patience_s)
+        try:
+            match = self.run.wait_for(r"Serving (\S+) at (http://\S+)/v1 ", engine.patience_s)
+        except BaseException:
+            self.run.stop()  # nobody else knows of it
+            raise
         self.model, self.url = match[1], match[2]
 
     def ask(self, path: str, body: Json | None = None) -> tuple[int, bytes]:
@@ -240,3 +249,35 @@ def test_it_stops_when_it_is_told(appliance: Appliance) -> None:
     reading.join(30)
     assert got
     assert got[0][1]
+
+
+@pytest.mark.skipif(
+    "real" not in KINDS or os.environ["APPLIANCE_TEST_ENGINE"] != "vllm" or Path("/dev/nvidiactl").exists(),
+    reason="of the real vLLM on a CPU; llama.cpp's is in test_llamacpp.py, and doubles run out of memory on command",
+)
+def test_out_of_memory_ends_on_a_rung_that_serves(state_dir: Path) -> None:
+    """A KV cache for which there is no memory, twice while vLLM starts: that is said by its name, and a rung with half of it serves."""
+    machine = machine_bytes()
+    assert machine is not None
+    fraction = max(0.1, round(5 * GIB / machine, 3))
+    pool = fraction * machine - 1.1 * GIB  # the weights and vLLM's worker are within the fraction
+    python = real_within_bytes(state_dir, round(2.9 * GIB + 0.75 * pool))  # its worker takes 2.8 GiB of addresses and the pool
+    engine = replace(
+        real(), settings=(*real().settings, f"engine.python={python}", "engine.environment=[]", f"budget.mem_fraction={fraction}")
+    )
+    appliance = Appliance(engine, state_dir / "s")
+    try:
+        status, (last, first) = appliance.run.status(), appliance.incidents()
+        assert status["state"] == "degraded"
+        assert (status["rung"]["index"], status["rung"]["mem_fraction"] < fraction) == (1, True)
+        assert status["limits"]["kv_tokens"] > 0
+        for incident in (first, last):
+            assert incident["diagnosis"]["cause"] == "host_oom", incident
+        assert "KV cache" in last["action"]["basis"], last
+        code, body = appliance.ask("/v1/chat/completions", appliance.chat(max_tokens=8))
+        assert code == 200, body
+        assert appliance.run.stop(signal.SIGTERM) == 0
+    finally:
+        if appliance.run.process.poll() is None:
+            appliance.run.process.kill()
+            appliance.run.process.wait(30)

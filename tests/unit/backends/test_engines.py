@@ -94,6 +94,14 @@ def test_an_argument_that_cannot_stand_there_stops_the_start_and_a_danger_does_n
     assert [note for note in spec.notes if "--crash-dump-folder" in note and "what clients asked" in note]
 
 
+def test_a_kv_cache_that_no_rung_can_lower_is_remarked_on(tmp_path: Path) -> None:
+    """vLLM's variable for CPUs stands above the fraction that rungs lower."""
+    config = configured(tmp_path, "vllm", "0.32.0", environment=("VLLM_CPU_KVCACHE_SPACE=1",))
+    assert [note for note in started(config, tmp_path)[1].notes if "budget.mem_fraction" in note]
+    _, spec = started(replace(config, engine=replace(config.engine, environment=())), tmp_path)
+    assert spec.notes == ()
+
+
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_an_environment_without_the_engine_is_named(tmp_path: Path, engine: str) -> None:
     """And how to name another."""

@@ -6,15 +6,21 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from appliance.backends import backend_of
 from appliance.config.schema import Config, EngineTable, ModelTable
+from appliance.core.causes import Cause
 from appliance.core.plan import GpuFacts, Rung
+from appliance.core.states import EngineState
 from appliance.core.units import GIB
 from appliance.planner.calibration import Calibration, Proof, Setting
 from appliance.planner.gpus import gpu_facts
 from appliance.planner.inputs import Measured
+from appliance.supervisor import events as ev
 from appliance.supervisor.ladder import Ladders, facts_of
 from tests.unit.planner import shapes
+from tests.unit.supervisor.machine_cases import Drive, make_diagnosis, make_spec, make_state
 
 
 def ladders(config: Config, known: Calibration | None = None, place: GpuFacts | None = None) -> Ladders:
@@ -97,3 +103,39 @@ def test_without_a_model_or_a_card_there_is_a_ladder_all_the_same(tmp_path: Path
     (tmp_path / "config.json").write_text("{")
     config = replace(config, model=ModelTable(path=str(tmp_path)))
     assert len(ladders(config, None, gpu_facts("rtx3090")).standing()) > 8
+
+
+def test_without_a_card_the_machines_memory_is_what_ran_out(tmp_path: Path) -> None:
+    """Half the KV cache, of which weights and engine are no part; a pool that is too small keeps its size; nothing else is new."""
+    (tmp_path / "config.json").write_text(json.dumps(shapes.dense()))
+    engine = EngineTable(backend="vllm", version="0.32.0", context_length_tokens=8192)
+    config = replace(Config(), model=ModelTable(path=str(tmp_path)), engine=engine)
+    facts = facts_of(config)
+    assert facts is not None
+    on_cpu = Ladders(backend_of(config), config, facts, machine_bytes=64 * GIB)
+    held, first = (facts.weight_bytes + GIB) / (64 * GIB), on_cpu.standing()[0]
+    smaller, shorter = on_cpu.offers(first, Cause.HOST_OOM), on_cpu.offers(first, Cause.KV_POOL_TOO_SMALL, (), 5000)
+    assert smaller and shorter
+    assert (smaller[0].index, smaller[0].prefill_chunk_tokens) == (1, first.prefill_chunk_tokens)
+    assert smaller[0].mem_fraction - held == pytest.approx((first.mem_fraction - held) / 2, abs=0.001)
+    assert {rung.mem_fraction for rung in shorter} == {first.mem_fraction}
+    assert [rung.context_length_tokens for rung in shorter] == [4096, 2048, 1024]
+    assert on_cpu.offers(first, Cause.SEGFAULT_NATIVE) is None
+    assert on_cpu.offers(replace(first, context_length_tokens=0), Cause.KV_POOL_TOO_SMALL) is None  # it finds its context itself
+
+
+def test_memory_that_ran_out_on_the_cpu_is_left_before_the_failed_starts_are_used_up(tmp_path: Path) -> None:
+    """Once more as it was, for it may have been another program's doing; the third start has half the KV cache."""
+    config = replace(Config(), model=ModelTable(path=str(tmp_path)), engine=EngineTable(backend="vllm", version="0.32.0"))
+    on_cpu = Ladders(backend_of(config), config, None, machine_bytes=24 * GIB)
+    drive, fractions = Drive(make_state(ladder=on_cpu.standing())).give(ev.Started(), ev.NoGpu("no card")), []
+    for generation in (1, 2, 3):
+        rung = drive.state.rung
+        fractions.append(rung.mem_fraction)
+        drive.give(ev.Planned(generation, make_spec(generation, rung)), ev.EngineExited(generation, "exit 1"), ev.GroupEmpty(generation))
+        offers = on_cpu.offers(rung, Cause.HOST_OOM, drive.state.history.tried)
+        drive.give(ev.Diagnosed(generation, make_diagnosis(Cause.HOST_OOM), f"inc-{generation}", 0.0, None, offers))
+        drive.give(ev.TimerFired(generation, ev.Timer.BACKOFF))
+    assert fractions[:2] == [0.9, 0.9]
+    assert fractions[2] < 0.5
+    assert drive.state.state is EngineState.PARKED
