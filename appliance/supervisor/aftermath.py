@@ -15,6 +15,7 @@ from appliance.core.flight import FlightRecord
 from appliance.diagnosis.flight import DUMPS_WITHIN_S, core_dumps, findings
 from appliance.planner.inputs import DEFAULT_RED_LINE
 from appliance.supervisor.core_dumps import Death, Dump, dump_of, dumps_of
+from appliance.supervisor.heap import give_back
 from appliance.supervisor.incidents import IncidentStore
 
 SETTLE_MAX_S = 600.0
@@ -62,6 +63,7 @@ async def examine(
     frames = await _core(incident_id, death, store, own_folder) if death is not None else 0
     if left or frames:
         caught(incident_id, len(left) + frames)
+    give_back()
 
 
 async def _core(incident_id: str, death: Death, store: IncidentStore, own_folder: Path) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.gpu.nvml import NvmlReader
+from appliance.gpu.nvml import NvmlReader, read_report
 from appliance.supervisor.proc_table import read_stat
 from tests.fakes.cards import HAS_COMPILER, FakeNvml, uuid_of
 
@@ -210,3 +210,13 @@ async def test_the_real_child_runs() -> None:
     """On a machine without the driver it names what is missing; on one with it, the cards."""
     async with reading((sys.executable, "-m", "appliance.gpu.nvml_child")) as reader:
         assert (await reader.ask()).code in (0, 9, 12, 18)
+
+
+def test_a_cards_words_are_kept_once() -> None:
+    """A sample a second for a quarter of an hour: each with words of its own would be half a megabyte a card."""
+    card = b'{"address": "0000:0a:00.0", "uuid": "GPU-1", "name": "NVIDIA GeForce RTX 3090"}'
+    answer = b'{"code": 0, "problem": "", "driver": "570.1", "gpus": [' + card + b"]}"
+    first, second = read_report(answer), read_report(answer)
+    for name in ("address", "uuid", "name"):
+        assert getattr(first.gpus[0], name) is getattr(second.gpus[0], name)
+    assert first.driver is second.driver
