@@ -350,6 +350,6 @@ def test_a_damaged_block_table_is_a_pause_for_its_client(demo_model: Path, engin
         assert "reason=not_open" in damaged.log.read_text()
         again = damaged.client.chat.completions.create(**question)
         assert again.choices[0].message.content == sound.choices[0].message.content
-        assert damaged.health()["kv_blocks_used"] == 0
+        damaged.until(lambda: damaged.health()["kv_blocks_used"] == 0, "the blocks are given back")
     finally:
         damaged.kill()

@@ -369,7 +369,7 @@ def test_one_card_is_one_engine(two: Callable[..., TwoCards]) -> None:
     status = one.wait_state("serving")
     assert "replicas" not in status
     assert "one engine, although gpu.layout is replicas, because this machine has one card" in one.log.read_text()
-    with pytest.raises(ControlError, match="there is one engine here"):
+    with pytest.raises(ControlError, match="there is one engine; leave the number out"):
         one.ask("restart", replica=0)
     assert one.stop() == 0
 
