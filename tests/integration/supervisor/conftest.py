@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.integration.supervisor.harness import Applianced
 
+Box = TypeVar("Box", bound=Applianced)
 
-@pytest.fixture
-def applianced(tmp_path: Path) -> Iterator[Callable[..., Applianced]]:
-    """Start one; its arguments are Applianced's."""
-    started: list[Applianced] = []
 
-    def start(*engine: str, **options: Any) -> Applianced:
-        started.append(Applianced(tmp_path, *engine, **options))
+def each_ended(make: Callable[..., Box]) -> Iterator[Callable[..., Box]]:
+    """Yields how to start one; all that were started are ended afterwards."""
+    started: list[Box] = []
+
+    def start(*engine: str, **options: Any) -> Box:
+        started.append(make(*engine, **options))
         return started[-1]
 
     yield start
@@ -26,6 +28,12 @@ def applianced(tmp_path: Path) -> Iterator[Callable[..., Applianced]]:
         if one.process.poll() is None:
             one.process.kill()
             one.process.wait()
+
+
+@pytest.fixture
+def applianced(tmp_path: Path) -> Iterator[Callable[..., Applianced]]:
+    """Start one; its arguments are Applianced's."""
+    yield from each_ended(partial(Applianced, tmp_path))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 from appliance.control import protocol
 from appliance.core.errors import ControlError
 from tests.fakes.cards import HAS_COMPILER, FakeNvml, make_box, uuid_of
+from tests.integration.supervisor.conftest import each_ended
 from tests.integration.supervisor.harness import ROOT, Applianced, is_alive, wait_for
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="no gcc to build a libnvidia-ml with")
@@ -112,17 +114,7 @@ class Subscription:
 @pytest.fixture
 def two(short_path: Path) -> Iterator[Callable[..., TwoCards]]:
     """Start one; it is ended whatever the test did."""
-    started: list[TwoCards] = []
-
-    def start(*engine: str, **options: Any) -> TwoCards:
-        started.append(TwoCards(short_path, *engine, **options))
-        return started[-1]
-
-    yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.wait()
+    yield from each_ended(partial(TwoCards, short_path))
 
 
 @contextmanager
