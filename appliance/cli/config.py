@@ -15,9 +15,10 @@ from appliance.cli.printing import bad, faint, good, say, say_json
 from appliance.cli.verbs import VerbGroup
 from appliance.config import Config, LoadedConfig
 from appliance.config.annotate import toml_value
+from appliance.config.keys import facts_of, keys_of
 from appliance.config.load import BUILT_IN
 from appliance.config.runtimes import with_runtime
-from appliance.config.schema import facts_of, keys_of, tables
+from appliance.config.schema import tables
 from appliance.core.errors import ConfigError, ExitCode
 
 set_option = click.option(

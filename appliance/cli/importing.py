@@ -84,7 +84,8 @@ def _imported(started: Started) -> tuple[dict[str, object], list[str], list[str]
 
 def _toml(settings: dict[str, object], dropped: Sequence[str], notes: Sequence[str]) -> Iterator[str]:
     from appliance.config.annotate import toml_value
-    from appliance.config.schema import facts_of, keys_of, tables
+    from appliance.config.keys import facts_of, keys_of
+    from appliance.config.schema import tables
 
     yield "# Made by `appliancectl import`. Look through it, put it into conf.d, then: appliancectl config check"
     yield from (f"# look: {note}" for note in notes)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from appliance.config.annotate import toml_value
-from appliance.config.schema import facts_of, keys_of, tables
+from appliance.config.keys import facts_of, keys_of
+from appliance.config.schema import tables
 from appliance.core.errors import ApplianceError
 
 NAME = "50-setup.toml"

@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from appliance.config.schema import KeyFacts, facts_of, keys_of, tables
+from appliance.config.keys import KeyFacts, facts_of, keys_of
+from appliance.config.schema import tables
 from appliance.core.units import GIB, KIB, MIB
 
 _HEAD = """\

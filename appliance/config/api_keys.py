@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance.config.keys import facts_of, key
 from appliance.config.load import convert
-from appliance.config.schema import facts_of, key
 from appliance.core.errors import ConfigError
 
 PREFIX = "sk-lla-"

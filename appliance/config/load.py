@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.config.schema import Config, KeyFacts, facts_of, keys_of, tables
+from appliance.config.keys import KeyFacts, facts_of, keys_of
+from appliance.config.schema import Config, tables
 from appliance.core.errors import ConfigError
 from appliance.core.units import format_bytes, parse_bytes, parse_duration_s
 

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 
 from appliance.config.annotate import installed, legal_words, toml_value
-from appliance.config.schema import facts_of, keys_of, tables
+from appliance.config.keys import facts_of, keys_of
+from appliance.config.schema import tables
 
 _HEAD = """\
 .\\" Generated: python -m appliance.config.manual

@@ -6,7 +6,8 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
-from appliance.config.schema import facts_of, keys_of, tables
+from appliance.config.keys import facts_of, keys_of
+from appliance.config.schema import tables
 from appliance.core.errors import ConfigError
 
 

@@ -7,14 +7,15 @@ import sys
 from collections.abc import Iterator
 
 from appliance.config.annotate import legal_words, toml_value
-from appliance.config.schema import facts_of, keys_of, tables
+from appliance.config.keys import facts_of, keys_of
+from appliance.config.schema import tables
 
 _PAGE = re.compile(r"\bdocs/([a-z0-9-]+)\.md")
 _HEAD = """\
 # Configuration reference
 
-Written from `appliance/config/schema.py`; change that, then `make format`. The same keys stand in `etc/appliance.toml` and in
-`man appliance.toml`.
+Written from `appliance/config/schema.py` and `client_tables.py`; change those, then `make format`. The same keys stand in
+`etc/appliance.toml` and in `man appliance.toml`.
 
 `/etc/llm-appliance/appliance.toml` is read first, then `/etc/llm-appliance/conf.d/*.toml` in the order of their names; a later file wins,
 key by key. Sizes and durations may have units: "24GiB", "512MiB", "30s", "10min", "24h". Unknown tables and keys are errors.

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import NoReturn
 
-from appliance.config.schema import ResumeTable
+from appliance.config.client_tables import ResumeTable
 from appliance.gateway.doors import Doors
 from appliance.gateway.envelope import Refused
 from appliance.gateway.exchange import cannot_go_on

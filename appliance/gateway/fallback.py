@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from appliance.config.api_keys import read_fallback_key
-from appliance.config.schema import FallbackTable
+from appliance.config.client_tables import FallbackTable
 from appliance.core.errors import ConfigError
 from appliance.core.launch import Endpoint
 from appliance.gateway import sse

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from appliance.config.schema import AdmissionTable
+from appliance.config.client_tables import AdmissionTable
 from appliance.core.launch import EngineLimits
 from appliance.gateway.doors import Doors
 from appliance.gateway.envelope import Refused

@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from appliance.config.api_keys import PRIORITIES, ApiKey
-from appliance.config.schema import AdmissionTable
+from appliance.config.client_tables import AdmissionTable
 from appliance.gateway.accounting import Account, PromptSizes
 from appliance.gateway.doors import Doors
 from appliance.gateway.envelope import Refused

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from appliance.config.schema import Config, keys_of, tables
+from appliance.config.keys import keys_of
+from appliance.config.schema import Config, tables
 
 
 class When(enum.Enum):

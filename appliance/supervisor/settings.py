@@ -10,7 +10,7 @@ from appliance.config.schema import Config
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
-    """See the keys of the same names in appliance/config/schema.py."""
+    """See the keys of the same names in appliance/config/."""
 
     backoff_first_s: float = 1.0
     backoff_max_s: float = 60.0

@@ -14,8 +14,9 @@ import pytest
 
 from appliance.cli.__main__ import run
 from appliance.cli.verbs import VERBS, appliancectl
+from appliance.config.keys import keys_of
 from appliance.config.reference import reference
-from appliance.config.schema import keys_of, tables
+from appliance.config.schema import tables
 from appliance.metrics_page import page as metrics_page
 
 ROOT = Path(__file__).parents[2]

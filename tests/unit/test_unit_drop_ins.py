@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.config.schema import Config, GatewayTable, SupervisorTable
+from appliance.config.client_tables import GatewayTable
+from appliance.config.schema import Config, SupervisorTable
 from appliance.core.errors import ApplianceError
 from appliance.unit_drop_ins import drop_ins
 

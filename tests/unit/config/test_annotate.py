@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from appliance.config import Config, load_config
 from appliance.config.annotate import annotated, installed, toml_value
-from appliance.config.schema import KeyFacts, facts_of, keys_of, tables
+from appliance.config.keys import KeyFacts, facts_of, keys_of
+from appliance.config.schema import tables
 
 COMMITTED = Path(__file__).parents[3] / "etc" / "appliance.toml"
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config.keys import keys_of
 from appliance.config.manual import manual
-from appliance.config.schema import keys_of, tables
+from appliance.config.schema import tables
 
 PAGES = Path(__file__).parents[3] / "docs" / "man"
 

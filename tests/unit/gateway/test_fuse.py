@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.config.schema import AdmissionTable
+from appliance.config.client_tables import AdmissionTable
 from appliance.core.launch import EngineLimits
 from appliance.gateway.fuse import TEMPLATE_TOKENS, Limits, judge, limits_of, must_count
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.config.schema import Config, GpuTable, LadderTable, ModelTable, SupervisorTable, keys_of, tables
+from appliance.config.keys import keys_of
+from appliance.config.schema import Config, GpuTable, LadderTable, ModelTable, SupervisorTable, tables
 from appliance.supervisor.reload import When, changes, merged
 from appliance.supervisor.settings import fingerprint
 
