@@ -13,7 +13,7 @@ from appliance.supervisor import events as ev
 from appliance.supervisor.history import History, Phase
 from appliance.supervisor.machine import MachineState, publication_of
 from appliance.supervisor.settings import MachineSettings
-from tests.unit.supervisor.machine_cases import LADDER, LIMITS, TWO_CARDS, Drive, make_diagnosis, make_spec, make_state
+from tests.unit.supervisor.machine_cases import LADDER, LIMITS, Drive, make_diagnosis, make_spec, make_state
 
 
 def test_a_start_on_the_cpu_ends_in_serving() -> None:
@@ -324,61 +324,6 @@ def test_a_stable_time_forgives() -> None:
     assert [(entry.setting, entry.times) for entry in history.tried] == [(LADDER[0].setting, 0)]
 
 
-def climbing() -> Drive:
-    """On rung 1 after an out of memory, with ladder.climb_after_s = 1 h."""
-    state = make_state(settings=MachineSettings(climb_after_s=3600.0))
-    return Drive(state).serving().crashed(Cause.CUDA_OOM_PREFILL).started()
-
-
-def test_it_never_climbs_by_itself_unless_asked_to() -> None:
-    """Off by default: no timer is set on a safer rung."""
-    drive = Drive().serving().crashed(Cause.CUDA_OOM_PREFILL).started()
-    assert ev.Timer.CLIMB not in {timer.timer for timer in drive.of(ev.SetTimer)}
-
-
-def test_a_climb_that_holds() -> None:
-    """One rung up through a drain, on probation until it is stable; then nothing reminds of it."""
-    drive = climbing()
-    assert ev.SetTimer(ev.Timer.CLIMB, 2, 3600.0) in drive.effects
-    drive.give(ev.TimerFired(2, ev.Timer.CLIMB), after_s=3600.0)
-    assert drive.state.state is State.DRAINING
-    assert "climbing back to rung 0" in drive.state.sentence
-    drive.give(ev.Progress(2, 0, 0), after_s=1.0).give(ev.EngineExited(2, "exit 0"), ev.GroupEmpty(2)).started()
-    assert drive.state.state is State.SERVING
-    assert drive.state.history.climbed_from == 1
-    drive.give(ev.TimerFired(3, ev.Timer.STABLE))
-    assert drive.state.history == History()
-
-
-def test_a_climb_that_does_not_hold_goes_straight_back_and_waits_twice_as_long() -> None:
-    """On probation even a segfault is held against the climb; a kill from outside is not."""
-    drive = climbing().give(ev.TimerFired(2, ev.Timer.CLIMB), after_s=3600.0)
-    drive.give(ev.TimerFired(2, ev.Timer.DRAIN), ev.EngineExited(2, "exit 0"), ev.GroupEmpty(2)).started()
-    drive.crashed(Cause.KILLED_UNKNOWN).give(ev.TimerFired(3, ev.Timer.BACKOFF)).started()
-    assert (drive.state.history.rung, drive.state.history.climbed_from) == (0, 1)
-    drive.crashed(Cause.SEGFAULT_NATIVE).give(ev.TimerFired(4, ev.Timer.BACKOFF))
-    assert (drive.state.history.rung, drive.state.history.climbed_from, drive.state.history.failed_climbs) == (1, None, 1)
-    assert ev.SetTimer(ev.Timer.CLIMB, 5, 7200.0) in drive.started().effects
-
-
-def test_there_is_no_climb_above_what_is_configured() -> None:
-    """Another configuration was loaded while a safer rung served: the next engine begins on its rung 0, and nothing climbs past that."""
-    drive = climbing().give(ev.SettingsChanged(MachineSettings(climb_after_s=3600.0), LADDER, anew=True))
-    assert drive.state.history.rung == 0
-    drive.give(ev.TimerFired(2, ev.Timer.CLIMB), after_s=3600.0)
-    assert (drive.state.state, drive.state.history.rung) == (State.DEGRADED, 0)
-
-
-def test_a_person_may_choose_the_rung() -> None:
-    """`appliancectl restart --rung 0` goes back to what is configured, from serving and from PARKED."""
-    drive = Drive().serving().crashed(Cause.CUDA_OOM_PREFILL).started().give(ev.RestartRequested("a person", rung=0))
-    drive.give(ev.TimerFired(2, ev.Timer.DRAIN), ev.EngineExited(2, "exit 0"), ev.GroupEmpty(2))
-    assert drive.of(ev.Plan) == [ev.Plan(3, LADDER[0])]
-    drive.started().crashed(Cause.MODEL_MISSING)
-    assert drive.state.state is State.PARKED
-    assert drive.give(ev.RestartRequested("a person", rung=2), ev.NoGpu("no card")).of(ev.Plan) == [ev.Plan(4, LADDER[2])]
-
-
 def test_a_reload_keeps_the_engine_and_fits_the_rung() -> None:
     """New numbers at once; a shorter ladder may not leave the rung past its end."""
     drive = Drive(make_state(history=History(rung=3)))
@@ -394,75 +339,6 @@ def test_the_story_of_a_crash_is_told_until_clients_are_served() -> None:
     assert Cause.CUDA_OOM_PREFILL.definition in drive.state.sentence
     state: MachineState = drive.give(ev.EngineReady(2, LIMITS), ev.Proved(2)).state
     assert Cause.CUDA_OOM_PREFILL.definition not in state.sentence
-
-
-def lost_one(drive: Drive, cards_left: int | None, *, stuck: bool = False) -> Drive:
-    """Xid 79 while it serves; its processes go, or stay in the kernel."""
-    g = drive.state.generation
-    drive.give(ev.GpuLost("Xid 79"), ev.GroupStuck(g, "pid 9 in D") if stuck else ev.GroupEmpty(g))
-    return drive.give(ev.Diagnosed(g, make_diagnosis(Cause.GPU_OFF_BUS), f"inc-{g}", 0.5, cards_left))
-
-
-def on_two_cards() -> Drive:
-    """Serving on both."""
-    return Drive(make_state(ladder=TWO_CARDS)).give(ev.Started(), ev.GpuReady(2)).started()
-
-
-def test_a_lost_card_leaves_the_other_one_serving() -> None:
-    """One of two falls off the bus: the rung for one card, DEGRADED; with both back (a reboot) the rung that was left is taken again."""
-    drive = lost_one(on_two_cards(), 1)
-    assert drive.state.state is State.WAITING_FOR_GPU
-    drive.give(ev.GpuReady(1)).started()
-    assert (drive.state.state, drive.state.history.rung, drive.state.history.wants) == (State.DEGRADED, 4, 0)
-    rebooted = Drive(make_state(ladder=TWO_CARDS, history=drive.state.history, generation=2)).give(ev.Started(), ev.GpuReady(2)).started()
-    assert (rebooted.state.state, rebooted.state.history.rung, rebooted.state.history.wants) == (State.SERVING, 0, None)
-
-
-def test_the_other_card_does_not_wait_for_a_corpse() -> None:
-    """Processes that SIGKILL does not reach hang on the dead card: they are left to themselves and the next life begins."""
-    drive = lost_one(on_two_cards(), 1, stuck=True)
-    assert drive.of(ev.Abandon) == [ev.Abandon(1)]
-    drive.give(ev.GpuReady(1))
-    assert drive.state.state is State.PLANNING
-    assert not drive.state.alive
-
-
-def test_a_corpse_without_another_card_parks() -> None:
-    """Nothing to go on with: parked, and the stuck group stays known."""
-    drive = lost_one(on_two_cards(), 0, stuck=True)
-    assert drive.state.state is State.PARKED
-    assert drive.state.alive
-
-
-@pytest.mark.parametrize(("cards_left", "words"), [(0, "parked because"), (None, "nothing says which card it is")])
-def test_a_lost_card_without_another_parks(cards_left: int | None, words: str) -> None:
-    """The only one, or one of which nobody knows which it is: an engine on it would hang."""
-    drive = lost_one(on_two_cards(), cards_left)
-    assert drive.state.state is State.PARKED
-    assert words in drive.state.sentence
-    assert len(drive.of(ev.Reboot)) == 1
-
-
-def test_after_a_restart_in_the_same_boot_the_lost_cards_are_still_lost() -> None:
-    """applianced comes back to a box without a usable card: parked at once, and `resume` cannot help before a reboot."""
-    drive = Drive(make_state(ladder=TWO_CARDS)).give(ev.Started(), ev.CardsGone("0000:01:00 was lost in this boot: reboot"))
-    assert drive.state.state is State.PARKED
-    assert "reboot" in drive.state.sentence
-    drive.give(ev.ResumeRequested("a person")).give(ev.CardsGone("0000:01:00 was lost in this boot: reboot"))
-    assert drive.state.state is State.PARKED
-
-
-def test_fewer_cards_than_any_rung_needs_park() -> None:
-    """One of two cards answers and every rung wants two: the sentence has both numbers."""
-    drive = Drive(make_state(ladder=TWO_CARDS[:4])).give(ev.Started(), ev.GpuReady(1))
-    assert drive.state.state is State.PARKED
-    assert "no rung fits the 1 cards" in drive.state.sentence
-
-
-def test_a_person_chooses_a_rung_for_good() -> None:
-    """`restart --rung` on fewer cards: what the lost rung wanted is forgotten."""
-    drive = lost_one(on_two_cards(), 1).give(ev.GpuReady(1)).started().give(ev.RestartRequested("x", 4))
-    assert drive.state.history.wants is None
 
 
 def test_a_new_runtime_that_does_not_start_is_left_before_the_next_plan() -> None:
