@@ -1,4 +1,4 @@
-"""Who is served before whom: by priority, then by arrival, and nobody for ever. Over the model of the cache of test_scheduling.py."""
+"""Who is served before whom: by priority, then by arrival, and nobody for ever. Over the model of the cache of model_runner.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from appliance.engine import order
 from appliance.engine.block_pool import PoolGeometry
-from tests.unit.engine.test_scheduling import Engine, SchedulerMachine, make_sequence
+from tests.unit.engine.model_runner import Engine, make_sequence
+from tests.unit.engine.test_scheduling_any_order import SchedulerMachine
 
 
 class ImpatientMachine(SchedulerMachine):
