@@ -64,7 +64,7 @@ RULED = frozenset(
         "logout", "nccl_error", "nccl_progress", "nccl_unreachable", "nccl_watchdog", "no_module", "nvml_unknown", "oom_result",
         "package_upgrade",
         "pcie_correctable", "pcie_uncorrectable", "runtime_failed", "segfault_line", "shutdown", "sigquit", "sigterm", "smi_err",
-        "start_failed", "startup_failed", "stop_requested", "stuck_task", "template_request", "unit_failed", "unit_result",
+        "start_failed", "startup_failed", "stop_requested", "stuck_task", "template_request", "unit_failed", "unit_result", "unreachable",
         "usage_error", "wrapper", "xid",
     }
 )  # fmt: skip

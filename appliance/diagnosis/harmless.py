@@ -34,7 +34,7 @@ def harmless(case: Case) -> Event | None:
     if stop is not None:
         return replace(stop, kind=Kind.BENIGN, cause=Cause.OK_SHUTDOWN, sure=case.exit.code == 0, note="it ended in order")
     healthy = case.first(*HEALTHY)
-    if healthy is not None and not _ends_in_an_exception(case):
+    if healthy is not None and not _ends_badly(case):
         return replace(healthy, kind=Kind.BENIGN, cause=Cause.OK_NORMAL, note="it starts, serves, and nothing went wrong")
     return None
 
@@ -49,9 +49,10 @@ def _in_own_words(event: Event, case: Case) -> Event:
     return event if stop is None else replace(event, evidence=stop.evidence, order=stop.order)
 
 
-def _ends_in_an_exception(case: Case) -> bool:
-    """An exception, or a child's end, stands after the last sign of life: nobody can say that this engine is well."""
-    return case.ends_in("exception", "usage_error", "wrapper")
+def _ends_badly(case: Case) -> bool:
+    """An exception, a child's end, or a client that finds nobody there stands after the last sign of life: nobody can say that
+    this engine is well."""
+    return case.ends_in("exception", "usage_error", "wrapper", "unreachable")
 
 
 def _stop(case: Case) -> Event:

@@ -251,6 +251,14 @@ def test_an_exception_after_the_last_sign_of_life_is_not_called_health() -> None
     assert diagnose(log(ready, "KeyError: 'blk.12'", served)).cause is Cause.OK_NORMAL
 
 
+@pytest.mark.parametrize("words", ["curl: (7) Failed to connect to 127.0.0.1 port 8080 after 0 ms", "curl: (52) Empty reply from server"])
+def test_a_server_that_nobody_reaches_is_not_well(words: str) -> None:
+    """A log that breaks off at work, and the client's own word on it: no cause, and not health; before it served, it was only early."""
+    ready, served = "INFO:     Application startup complete.", 'INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+    assert diagnose(log(ready, served, words)).cause is Cause.UNKNOWN
+    assert diagnose(log(words, ready, served)).cause is Cause.OK_NORMAL
+
+
 LOGOUT = "Jul 22 23:{minute}:01 ws systemd[1]: Stopping user@1000.service - User Manager for UID 1000...\n"
 STOPPING = "Jul 22 23:10:01 ws systemd[{pid}]: Stopping vllm.service - vLLM in podman...\n"
 STOPPED_ENGINE = """INFO 07-22 23:00:02 [api_server.py:1] Application startup complete.
