@@ -1,4 +1,4 @@
-"""Argument modules of engines' real wheels: fetched once with pip, unpacked into the checkout's cache; the wheels are not kept."""
+"""Files of real wheels: fetched once with pip, unpacked into the checkout's cache; the wheels are not kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-CACHE = Path(__file__).parents[3] / ".cache" / "parsers"
+CACHE = Path(__file__).parents[1] / ".cache" / "parsers"
 FETCH_S = 240
 
 
@@ -44,6 +44,7 @@ def _unpack(requirements: tuple[str, ...], pattern: str, folder: Path) -> None:
 
 def _fetch(requirement: str, work: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+    command += ["--ignore-requires-python"]  # they are unpacked, not installed
     try:
         ended = subprocess.run([*command, "--dest", str(work), requirement], capture_output=True, text=True, timeout=FETCH_S, check=False)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 """word[b] ← next(word[b], operation) for all blocks b at once, from any number of launches; see reference.py for the table.
 
 One program a block number: read the word, compute the next one, swap it in if the word is still the one that was read, else
-begin again with the word that was found. The swap is the only write, and it is atomic, so every change of a word is a step
+begin again with the word that was found. The swap is the only write, and it is atomic as the read is, so every change of a word is a step
 of the table from the word that really was there (docs/adr/0003-block-words.md has the argument, tests/kernels/test_refcount.py
 runs every interleaving of two programs). A program begins again only because another one took a step: none waits for anybody.
 """
@@ -54,7 +54,7 @@ def take_step_kernel(words_ptr, blocks_ptr, results_ptr, block_count, STEP: tl.c
     result = tl.full((), _NO_BLOCK, tl.int32)
     if (block >= 0) & (block < block_count):
         word_ptr = words_ptr + block
-        seen = tl.load(word_ptr)
+        seen = tl.atomic_cas(word_ptr, 0, 0)  # only read: a plain load beside another program's swap would be a race
         after = next_word(seen, STEP)
         pending = after != seen
         while pending:

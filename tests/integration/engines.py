@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.backends.wheels import unpacked
+from tests.wheels import unpacked
 
 ROOT = Path(__file__).parents[2]
 DOUBLES = ROOT / "tests/fakes/doubles"

@@ -43,3 +43,23 @@ def tell_by_load_and_store(count_ptr, rows_ptr, owner):
     place = tl.load(count_ptr)
     tl.store(count_ptr, place + 1)
     tl.store(rows_ptr + place, owner)
+
+
+@triton.jit
+def release_by_swap_after_a_load(counts_ptr, block, freed_ptr):
+    """A compare-and-swap, begun again until it is taken, from a count that was read by a plain load."""
+    count = tl.load(counts_ptr + block)
+    pending = count > 0
+    while pending:
+        found = tl.atomic_cas(counts_ptr + block, count, count - 1)
+        pending = (found != count) & (found > 0)
+        count = found
+    tl.store(freed_ptr + tl.program_id(0), tl.where(count == 1, 1, 0))
+
+
+@triton.jit
+def write_up_to_the_end(cache_ptr, size):
+    """An element a program, with a bound that lets the end itself in."""
+    offset = tl.program_id(0)
+    if offset <= size:
+        tl.store(cache_ptr + offset, 1.0)

@@ -21,8 +21,8 @@ from appliance.core.versions import version_of
 from appliance.planner.between_cards import DIRECT
 from appliance.planner.features import FEATURES
 from appliance.planner.ladder import FAMILIES, ladder
-from tests.integration.backends.wheels import unpacked
 from tests.unit.planner import shapes
+from tests.wheels import unpacked
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(600)]
 
