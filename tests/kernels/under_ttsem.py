@@ -126,8 +126,8 @@ OURS: tuple[Case, ...] = (steps_on_words, writes, rows, attention, every_kernel)
 
 
 def judged(case: Case) -> dict[str, Any]:
-    """`verdict`: ok, wrong, or a fault's kind; what was `said` of it; the `kernels` that were launched; how many launches were too large, and
-    `unchecked`."""
+    """`verdict`: ok, wrong, or a fault's kind; what was `said` of it; the `kernels` that were launched; how many launches, too large for
+    it, went `unchecked`."""
     from ttsem.sanitize import KernelFault, Unjudged, session
 
     kernels: set[str] = set()
