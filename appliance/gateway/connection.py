@@ -16,11 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import httptools
 from uvicorn import Config as UvicornConfig
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from appliance.gateway.cycle import HeadWithBody, end_by_closing
 from appliance.gateway.envelope import Refused
+from appliance.gateway.headers import value_of
 from appliance.gateway.peers import is_reset, probe_when_silent, unheard_s
 
 EXTENSION = "appliance.connection"
@@ -91,7 +94,9 @@ class ClientConnection(HttpToolsProtocol):
         self._accepted: socket.socket | None = None
         self._linger_due_s: float | None = None
         self._linger_end_s = 0.0
-        self._writer: _HeadWithBody | None = None
+        self._writer: HeadWithBody | None = None
+        self._offered = False
+        """The head that was read last offers to go on in another protocol."""
         self._half_closed_s: float | None = None
         """When a peer that has closed its side was last written to, to see whether it is still there."""
 
@@ -190,7 +195,7 @@ class ClientConnection(HttpToolsProtocol):
         if self._head_due_s is None and not self._in_message and (self.cycle is None or self.cycle.response_complete):
             self._head_due_s = self.loop.time() + self.policy.header_timeout_s
         self._head_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self._head_due_s is not None and self._head_bytes > HEAD_MAX_BYTES and not self._deaf:
             self.policy.count("long_head")
             self._refuse(Refused(431, "headers_too_large", f"the request's head exceeds {HEAD_MAX_BYTES} bytes", hint="send fewer headers"))
@@ -223,6 +228,9 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
+        self._offered = self.parser.should_upgrade() and value_of(self.headers, b"upgrade") is not None
+        if self._offered:
+            return
         self._head_due_s = None
         self._in_message = True
         if self.cycle is not None and not self.cycle.response_complete:
@@ -234,9 +242,9 @@ class ClientConnection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":  # for which the cycle writes no body
-            self.cycle.transport = self._writer = _HeadWithBody(self.transport, self._close)  # type: ignore[assignment]
+            self.cycle.transport = self._writer = HeadWithBody(self.transport, self._close)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
-            _end_by_closing(self.cycle)
+            end_by_closing(self.cycle)
         self._asked = True
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope["extensions"] = {EXTENSION: self}
@@ -250,6 +258,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
+        if self._offered:
+            return
         self._in_message = False
         self._head_bytes = 0
         if not self._deaf:
@@ -261,6 +271,26 @@ class ClientConnection(HttpToolsProtocol):
         self._refuse(Refused(400, "invalid_http", msg.rstrip("."), hint="is the client speaking HTTP/1.1?"))
 
     # inside
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn has it, but that an offer to go on in another protocol costs the client nothing."""
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._offered:
+                self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _decline(self, rest: bytes) -> None:
+        """RFC 9110, 7.8: an offer may be ignored, and Java's own client and `curl --http2` make one with each first request (h2c).
+        The parser takes it for accepted and all behind the head for the other protocol: it reads the head again without it."""
+        first = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode("ascii"))
+        kept = [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self._parse(b"\r\n".join([first, *kept, b"", b""]) + rest)
 
     def _untie(self) -> None:
         """It refers to itself through these. Left so, the collector alone would free it, hundreds of dead ones and their bodies later."""
@@ -330,57 +360,6 @@ class ClientConnection(HttpToolsProtocol):
         head.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join(head) + body)
         self._linger()
-
-
-class _HeadWithBody:
-    """The transport as uvicorn's cycle sees it: the head of an answer goes out with the first of its body, in one system call."""
-
-    __slots__ = ("_close", "_head", "_transport", "write")
-
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self._transport = transport
-        self._close = close
-        self._head = b""
-        self.write = self._keep_head
-
-    def is_closing(self) -> bool:
-        """Asked by the cycle."""
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        """Called by the cycle after the last answer of a connection."""
-        if self._head:
-            self._transport.write(self._head)
-        self._close()
-
-    def let_go(self) -> None:
-        """The connection is lost: what is written now goes nowhere."""
-        self.write, self._close = self._transport.write, self._transport.close
-
-    def _keep_head(self, data: bytes) -> None:
-        if data.startswith(b"HTTP/1.1 100"):  # an interim answer waits for nothing
-            self._transport.write(data)
-            return
-        self._head = data
-        self.write = self._send_both
-
-    def _send_both(self, data: bytes) -> None:
-        head, self._head = self._head, b""
-        self._transport.write(head + data)
-        self.write = self._transport.write
-
-
-def _end_by_closing(cycle: RequestResponseCycle) -> None:
-    """HTTP/1.0 knows no chunks: a body without a length ends where its connection does (RFC 9112, 6.3)."""
-    send = cycle.send
-
-    async def send_plainly(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            cycle.expected_content_length = len(message.get("body", b""))
-        await send(message)
-
-    cycle.chunked_encoding = False
-    cycle.send = send_plainly  # type: ignore[method-assign]
 
 
 def _slow(what: str, limit_s: float, rest: str) -> Refused:

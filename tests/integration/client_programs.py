@@ -158,10 +158,10 @@ def aider(place: Place) -> list[Json]:
 
 
 def curl(place: Place) -> list[Json]:
-    """-N, HTTP/1.1 and 1.0, and the request's body from a file."""
+    """-N, HTTP/1.1, 1.0 and an offer of 2, and the request's body from a file."""
     file = place.body(stream=True)
     found = []
-    for version in ("--http1.1", "--http1.0"):
+    for version in ("--http1.1", "--http1.0", "--http2"):
         command = ["curl", "-sS", "-N", "--fail-with-body", version, "-H", "content-type: application/json", "-d", f"@{file}"]
         said = run([*command, f"{place.url}/v1/chat/completions"])
         datas = [line[6:] for line in said.splitlines() if line.startswith("data: ")]
@@ -170,6 +170,12 @@ def curl(place: Place) -> list[Json]:
         deltas = [choice["delta"] for data in datas[:-1] for choice in json.loads(data)["choices"]]
         found.append({"how": version, "text": "".join(delta.get("content") or "" for delta in deltas)})
     return found
+
+
+def java(place: Place) -> list[Json]:
+    """The client that Java has, without any package."""
+    command = ["java", str(CLIENTS / "Lighthouse.java"), place.url, place.model, PROMPT, str(MAX_TOKENS)]
+    return answers_in(run(command))
 
 
 def answered(said: str, good: str, *bad: str) -> list[Json]:
@@ -280,7 +286,8 @@ GENERATORS: dict[str, Client] = {
     "guidellm": Client(guidellm, "guidellm", ("guidellm",)),
     "vllm-bench": Client(vllm_bench, needs=VLLM),
 }
-ALL: dict[str, Client] = {"curl": Client(curl, needs="curl"), **FRAMEWORKS, **FOR_NODE, **GENERATORS}
+BARE: dict[str, Client] = {"curl": Client(curl, needs="curl"), "java": Client(java, needs="java")}
+ALL: dict[str, Client] = {**BARE, **FRAMEWORKS, **FOR_NODE, **GENERATORS}
 
 
 def installed(names: Sequence[str], environments: Path) -> None:

@@ -185,3 +185,34 @@ async def test_one_that_resets_while_it_is_refused_is_no_defect(run_dir: Path) -
                 connection.writer.transport.abort()
         assert (await running.ask("GET", "/")).status == 200
         assert "Traceback" not in running.log.read_text()
+
+
+OFFER = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA")
+
+
+@pytest.mark.parametrize("cut", [0, 30, -60, -5])
+async def test_an_offer_of_another_protocol_costs_nothing(run_dir: Path, cut: int) -> None:
+    """Java's own client and `curl --http2` offer h2c with their first request: it is answered as HTTP/1.1 with the body it has, in whatever
+    packets that comes, and so is the next one on the connection. The engine hears nothing of the offer."""
+    whole = request({"do": "whole", "echo": True}, CHAT, "1.1", *OFFER)
+    async with appliance(run_dir) as (running, _), running.connection() as connection:
+        for sent in (whole, _in_chunks(whole), request(None, "/health", "1.1", *OFFER), request({"do": "whole", "bytes": 9}, CHAT, "1.1")):
+            connection.writer.write(sent[:cut] if cut else sent)
+            if cut:
+                await connection.writer.drain()
+                await asyncio.sleep(0.05)
+                connection.writer.write(sent[cut:])
+            answer = await asyncio.wait_for(connection.answer(), 5)
+            assert answer.status == 200, answer.body
+            if b"echo" in sent:
+                assert answer.body.startswith(b"post /v1/chat/completions")
+                assert b"upgrade" not in answer.body
+                assert b"http2-settings" not in answer.body
+        assert (await running.status())["totals"]["connections_cut"] == {}
+
+
+def _in_chunks(sent: bytes) -> bytes:
+    """The same request with a chunked body."""
+    head, _, body = sent.partition(b"\r\n\r\n")
+    kept = [line for line in head.split(b"\r\n") if not line.startswith(b"content-length")]
+    return b"\r\n".join([*kept, b"transfer-encoding: chunked", b"", b"%x" % len(body), body, b"0", b"", b""])

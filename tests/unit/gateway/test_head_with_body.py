@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from appliance.gateway.connection import _HeadWithBody
+from appliance.gateway.cycle import HeadWithBody
 
 
 class Written:
@@ -30,7 +30,7 @@ class Written:
 def held() -> tuple[Any, Written]:
     """One answer's view of its transport."""
     written = Written()
-    return _HeadWithBody(cast(asyncio.Transport, written), written.close), written
+    return HeadWithBody(cast(asyncio.Transport, written), written.close), written
 
 
 def test_head_and_body_are_one_write_and_the_rest_is_not_held() -> None:
