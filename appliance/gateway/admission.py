@@ -282,7 +282,7 @@ class Lane:
     async def _turn_of(self, waiter: Waiter) -> None:
         if waiter.granted.done():
             return
-        if waiter.ticket.due_s is not None:
+        if waiter.ticket.due_s is not None and waiter not in self._returning:  # who was in has been in time
             waiter.deadline = self._loop.call_at(waiter.ticket.due_s, self._expire_one, waiter)
         self._rearm()
         try:

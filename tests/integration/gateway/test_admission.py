@@ -106,3 +106,19 @@ async def test_holding_is_bounded_by_the_queue_too(run_dir: Path) -> None:
             task.cancel()
     assert (refused.status, refused.error()["code"]) == (503, "engine_unavailable")
     assert "applianced is not answering" in refused.error()["message"]
+
+
+async def test_the_patience_of_a_client_is_for_the_queue_and_not_for_a_crash(run_dir: Path) -> None:
+    """X-Request-Timeout says how long it waits for a slot. It had one in time: hours later, a crash is a pause as for everybody."""
+    body = {"do": "stream", "stream": True, "temperature": 0, "events": 30, "gap_s": 0.05}
+    async with appliance(run_dir) as (running, scripted):
+        asked = asyncio.ensure_future(running.ask("POST", "/v1/chat/completions", body, x_request_timeout="0.5"))
+        await running.until(lambda status: any(one["age_s"] > 0.6 for one in status["inflight"]), "its patience would be over")
+        await scripted.crash()
+        await running.until(lambda status: status["queue"]["length"] == 1, "it waits for the next engine")
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        await scripted.start_engine()
+        answer = await asked
+    assert answer.events()[-1] == "[DONE]"
+    assert answer.body.count(b" t29 ") == 1
