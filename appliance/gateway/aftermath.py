@@ -45,7 +45,8 @@ class Aftermath:
     def recall(self, request: LiveRequest) -> None:
         """A request comes: one with the same body may have been suspected when its client left."""
         if self._quarantine and request.takes_slot:
-            request.losses.crashes.extend(self._quarantine.suspicion(self._inflight.fingerprint_of(request)))
+            known = self._quarantine.suspicion(self._inflight.fingerprint_of(request))
+            request.losses.crashes = list(dict.fromkeys((*known, *request.losses.crashes)))
 
     def check(self, request: LiveRequest) -> None:
         """Raises Refused for a body that is in quarantine."""
@@ -57,11 +58,11 @@ class Aftermath:
 
     def close(self, request: LiveRequest, *, answered: bool) -> None:
         """A request goes, in whatever way."""
-        self._trials.forget(request)
         if not answered and request.losses.crashes:
             self._quarantine.remember(self._inflight.fingerprint_of(request), request.losses.crashes)
         elif answered and self._quarantine:
             self._quarantine.clear(self._inflight.fingerprint_of(request))
+        self._trials.forget(request)  # its like goes on by what is known of it now
 
     def clear_of_living(self, request: LiveRequest) -> None:
         """Take back what was held against it of engines that turned out to live: only a connection broke."""

@@ -32,7 +32,7 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Of one body: the engines in a row that died while it got no further."""
+    """Of one body: the engines that died while it got no further, whichever of its clients' requests was with them."""
 
     until_s: float
     crashes: tuple[LifeName, ...]
@@ -86,9 +86,11 @@ class Quarantine:
         )
 
     def remember(self, fingerprint: str, crashes: list[LifeName]) -> None:
-        """Its client is gone, or was told that it is lost; what is suspected of it is not forgotten."""
+        """Its client is gone, or was told that it is lost; what is suspected of it is not forgotten, nor what was before it."""
+        together = dict.fromkeys((*self.suspicion(fingerprint), *crashes))
+        self._suspicions.pop(fingerprint, None)  # the oldest go first, and this one is new again
         _make_room(self._suspicions)
-        self._suspicions[fingerprint] = Suspicion(self._now_s() + SUSPICION_TTL_S, tuple(crashes))
+        self._suspicions[fingerprint] = Suspicion(self._now_s() + SUSPICION_TTL_S, tuple(together))
 
     def suspicion(self, fingerprint: str) -> tuple[LifeName, ...]:
         """The crashes that a new request with this body brings along."""

@@ -114,6 +114,9 @@ class Relay:
         life = self._doors.life_of(request.ticket.replica)
         if life is None:
             return UpstreamLost(LossKind.CONNECT, "the engine went away in this moment")
+        self._aftermath.check(request)  # its like may have been convicted while it waited for its turn
+        if request.takes_slot and self.trials.accuses(request):
+            return UpstreamLost(LossKind.SET_ASIDE, "its like is suspected")
         await self._fuse.check(request, life)  # nobody could count it before, or this life holds less than the last one
         request.life = life
         request.attempt += 1
@@ -139,7 +142,10 @@ class Relay:
         self._fuse.weigh(request, life, lambda tokens: self._reporter.weighed(replace(shape, prompt_tokens=tokens)))
 
     async def _admit(self, request: LiveRequest, lane: Lane, *, returning: bool) -> None:
-        """Wait for its turn, or, for a suspect, for its trial. Raises Refused."""
+        """Wait for its turn, or, for a suspect and its like, for its trial. Raises Refused."""
+        while request.takes_slot and not request.losses.suspected and self.trials.accuses(request):
+            await self.trials.await_like(request, self._patience_s(request))
+            self._aftermath.recall(request)
         if request.losses.suspected and request.takes_slot and await self.trials.enter(request, self._aftermath.patience_s(request)):
             assert self.trials.closes is not None, "for this trial"
             lane.enter_alone(request.ticket, self.trials.closes)
@@ -148,6 +154,13 @@ class Relay:
         if request.lost_life is not None:
             self._aftermath.clear_of_living(request)
             request.lost_life = None
+
+    def _patience_s(self, request: LiveRequest) -> float:
+        """How much longer one that has not been in may wait: as its client says, or as for an engine."""
+        patience_s, due_s = self._aftermath.patience_s(request), request.ticket.due_s
+        if due_s is None or request.attempt:
+            return patience_s
+        return min(patience_s, max(0.0, due_s - asyncio.get_running_loop().time()))
 
     def _stands_aside(self, request: LiveRequest) -> bool:
         """Somebody else's trial is waiting for its engine to become free."""

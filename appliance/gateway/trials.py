@@ -3,7 +3,7 @@
 For a trial an engine's slots are closed and run empty. Answers that can be gone on with exactly are taken back from the
 engine for that; the others are waited for, CLOSED_MAX_S at most, since newcomers wait too: then the trial is put off. The
 suspect has the engine to itself until it has got further than ever before (then it was not the cause), the engine dies
-(then it was), or ALONE_MAX_S are over.
+(then it was), or ALONE_MAX_S are over. Whoever comes with the same body meanwhile waits for what becomes of it.
 
 With several engines it is the one with the least to do, at once, and the others serve everybody meanwhile. While only one
 answers and another may come back, the trial waits for that, OTHERS_MAX_S at most.
@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from appliance.gateway.envelope import Refused
 from appliance.gateway.inflight import LiveRequest, next_order
@@ -59,6 +60,10 @@ class Trials:
         self._loop = asyncio.get_running_loop()
         self._suspects: list[_Suspect] = []
         self._tried: set[LiveRequest] = set()
+        self._accused: set[LiveRequest] = set()
+        """Suspects, until they are cleared or gone."""
+        self._alike: dict[LiveRequest, asyncio.Future[None]] = {}
+        """Those who have the body of one of them, and wait for what becomes of it."""
         self._alone: LiveRequest | None = None
         self._alone_since_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -84,6 +89,7 @@ class Trials:
         patience = 0.0 if request.losses.chances else OTHERS_MAX_S  # an engine died in its trial, perhaps by chance: once more
         suspect = _Suspect(request, next_order(), self._loop.time() + patience, self._loop.create_future())
         self._suspects.append(suspect)
+        self._accused.add(request)
         log.warning("request %s was with %d engines that died; it will be tried alone", request.request_id, len(request.losses.crashes))
         due = self._loop.call_at(suspect.due_s, self._settle)
         self._settle()
@@ -100,6 +106,27 @@ class Trials:
             self._suspects.remove(suspect)
             self._settle()
 
+    def accuses(self, request: LiveRequest) -> bool:
+        """Another one with this body is suspected: it would kill another engine, if it is what it looks like."""
+        return bool(self._accused) and request not in self._accused and any(one.body == request.body for one in self._accused)
+
+    async def await_like(self, request: LiveRequest, patience_s: float) -> None:
+        """Wait until nobody with this body is suspected any more.
+
+        Raises:
+            Refused: its like was convicted, or it waited for too long.
+        """
+        self._alike[request] = verdict = self._loop.create_future()
+        self._settle()
+        try:
+            async with asyncio.timeout(patience_s):
+                await verdict
+        except TimeoutError:
+            raise _like_never_tried(patience_s) from None
+        finally:
+            del self._alike[request]
+            self._settle()
+
     def leave(self, request: LiveRequest) -> float | None:
         """It is not with the engine any more. For how long it was alone with it; None where it was not."""
         if self._alone is not request:
@@ -113,15 +140,20 @@ class Trials:
         if self.leave(request) is not None:
             log.info("request %s was tried alone, and the engine lives", request.request_id)
             self._tried.add(request)
+            self._acquit(request)
             self._settle()
 
     def forget(self, request: LiveRequest) -> None:
         """It is gone."""
         self._tried.discard(request)
+        self._acquit(request)
 
     def convicted(self, culprit: LiveRequest, fingerprint_of: Callable[[LiveRequest], str], refused: Refused) -> None:
         """Its like share its fate; whose crashes it explains are not suspected any more."""
         explained = set(culprit.losses.crashes)
+        for one, verdict in self._alike.items():
+            if one.body == culprit.body and not verdict.done():
+                verdict.set_exception(refused)
         for suspect in list(self._suspects):
             if suspect.admitted.done():
                 continue
@@ -130,12 +162,14 @@ class Trials:
             elif set(suspect.request.losses.crashes) <= explained:
                 suspect.request.losses.acquit()
                 suspect.admitted.set_result(False)
+                self._acquit(suspect.request)
 
     def refuse_all(self, refused: Callable[[], Refused]) -> None:
         """There will be no engine to try them on."""
-        for suspect in self._suspects:
-            if not suspect.admitted.done():
-                suspect.admitted.set_exception(refused())
+        waiting: list[asyncio.Future[Any]] = [*(suspect.admitted for suspect in self._suspects), *self._alike.values()]
+        for one in waiting:
+            if not one.done():
+                one.set_exception(refused())
 
     def review(self, engines: Sequence[int], *, more_may_come: bool = False) -> None:
         """Something has changed: may a trial begin, must an engine be closed for one? `engines`: those that answer, others may follow."""
@@ -157,6 +191,15 @@ class Trials:
             self._start_timer(CLOSED_MAX_S, self._put_off)
             self._make_room()
 
+    def _acquit(self, request: LiveRequest) -> None:
+        """Its like need not wait for it."""
+        if request not in self._accused:
+            return
+        self._accused.discard(request)
+        for one, verdict in self._alike.items():
+            if not verdict.done() and not self.accuses(one):
+                verdict.set_result(None)
+
     def _open_again(self) -> None:
         self.closes = None
         self._stop_timer()
@@ -168,7 +211,7 @@ class Trials:
 
     def _others_served(self, suspect: _Suspect) -> bool:
         """Those who have been tried are no others: where they can be taken back, the next trial need not wait for their end."""
-        aside = self._tried.union(other.request for other in self._suspects)
+        aside = self._tried.union(self._alike, (other.request for other in self._suspects))
         return all(request.order >= suspect.mark or not request.takes_slot or request in aside for request in self._inflight)
 
     def _begin(self, suspect: _Suspect, where: int) -> None:
@@ -202,6 +245,16 @@ def _never_tried(request: LiveRequest, patience_s: float) -> Refused:
         503,
         "engine_lost_repeatedly",
         f"{len(request.losses.crashes)} engines died while they had this request; it could not be tried alone within {patience_s:.0f} s",
+        hint="send it again when there is less to do, or raise [resume] max_wait_s",
+        retry_after_s=30,
+    )
+
+
+def _like_never_tried(patience_s: float) -> Refused:
+    return Refused(
+        503,
+        "engine_lost_repeatedly",
+        f"engines died while they had a request with the same body; whether of it was not found out within {patience_s:.0f} s",
         hint="send it again when there is less to do, or raise [resume] max_wait_s",
         retry_after_s=30,
     )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,43 @@ async def test_the_same_poison_twice_costs_no_more_engines(run_dir: Path) -> Non
     assert {answer.status for answer in told} <= {500, 422}
     assert {answer.error()["code"] for answer in told} == {"request_quarantined"}
     assert other.status == 200
+
+
+async def test_copies_of_a_poison_that_come_later_cost_no_engines(run_dir: Path) -> None:
+    """While it waits for its trial (the others go first), the same body comes again and again: all share its fate, none is let in."""
+    long: Json = {"prompt": [50, 60], "max_tokens": 400, "ignore_eos": True}
+    async with noting(run_dir) as (gateway, scripted):
+        others = [asyncio.ensure_future(gateway.post({**long, "prompt": [50, 60 + number]}, "/v1/completions")) for number in range(3)]
+        await gateway.until(lambda status: status["slots"]["in_use"] == 3, "they run")
+        asked = [asyncio.ensure_future(gateway.post(DEADLY, "/v1/completions"))]
+        await eventually(lambda: "it will be tried alone" in gateway.log.read_text(), "it is suspected")
+        for _ in range(4):
+            asked.append(asyncio.ensure_future(gateway.post(DEADLY, "/v1/completions")))
+            await asyncio.sleep(0.1)
+        told = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*others)
+    assert {answer.status for answer in told} <= {500, 422}
+    assert {answer.error()["code"] for answer in told} == {"request_quarantined"}
+    assert [answer.status for answer in answers] == [200] * 3
+    assert scripted.generation == 4
+
+
+async def test_copies_of_a_poison_that_wait_for_a_slot_cost_no_engines(run_dir: Path) -> None:
+    """They came before it was suspected, and their turn comes while it waits for its trial, or when it has been convicted."""
+    async with noting(run_dir) as (gateway, scripted):
+        scripted.limits = replace(BY_IDS, max_running=2)
+        scripted.serve()
+        await gateway.until(lambda status: status["slots"]["capacity"] == 2, "two slots")
+        good_ones = [{"prompt": [50, 60 + number], "max_tokens": 150, "ignore_eos": True} for number in range(4)]
+        asked = [
+            asyncio.ensure_future(gateway.post(body, "/v1/completions")) for body in (good_ones[0], DEADLY, DEADLY, *good_ones[1:], DEADLY)
+        ]
+        answers = await asyncio.gather(*asked)
+    told = [answers[place] for place in (1, 2, 6)]
+    assert {answer.status for answer in told} <= {500, 422}
+    assert {answer.error()["code"] for answer in told} == {"request_quarantined"}
+    assert [answers[place].status for place in (0, 3, 4, 5)] == [200] * 4
+    assert scripted.generation == 4
 
 
 async def test_a_poison_in_the_middle_of_its_stream_is_found_too(run_dir: Path) -> None:

@@ -167,6 +167,15 @@ def test_suspicion_outlives_the_client() -> None:
     assert quarantine.suspicion("xyz") == ()
 
 
+def test_what_is_remembered_of_a_body_grows() -> None:
+    """Two clients have sent it and left at different times: neither wipes out what the other one's engines died of."""
+    quarantine = Quarantine(600.0, Clock())
+    quarantine.remember("abc", [LifeName(1), LifeName(2)])
+    quarantine.remember("abc", [LifeName(2)])
+    quarantine.remember("abc", [LifeName(4)])
+    assert quarantine.suspicion("abc") == (LifeName(1), LifeName(2), LifeName(4))
+
+
 def test_the_tables_are_bounded() -> None:
     """The oldest go first."""
     quarantine = Quarantine(600.0, Clock())

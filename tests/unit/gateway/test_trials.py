@@ -135,6 +135,71 @@ async def test_a_conviction_explains_the_crashes_of_others() -> None:
     court.go(blocker)
 
 
+async def test_whoever_comes_with_the_body_of_a_suspect_waits_for_its_trial() -> None:
+    """It is not let in beside the others, where it would kill the next engine; nor does its trial wait for it."""
+    court = Court()
+    trial = court.suspect(one := request(1, 2, body=b"poison"))
+    assert await trial is True
+    like, other = court.come(request(body=b"poison")), court.come(request(body=b"good"))
+    assert (court.trials.accuses(like), court.trials.accuses(other), court.trials.accuses(one)) == (True, False, False)
+    waiting = asyncio.create_task(court.trials.await_like(like, 20.0))
+    second = court.suspect(request(7, 8, body=b"another"))
+    court.go(other)
+    court.trials.leave(one)
+    await turns()
+    assert not waiting.done(), "the engine died, and it has not been judged"
+    told = Refused(500, "request_quarantined", "it kills engines")
+    court.trials.convicted(one, lambda one: one.body.decode(), told)
+    with pytest.raises(Refused) as refused:
+        await waiting
+    assert refused.value is told
+    court.trials.forget(one)
+    court.go(like)
+    court.go(one)
+    assert await second is True
+
+
+@pytest.mark.parametrize("how", ["cleared", "gone", "acquitted"])
+async def test_the_like_of_one_that_is_suspected_no_more_goes_on(how: str) -> None:
+    """It has got further, its client has left, or its crashes are explained."""
+    court = Court()
+    blocker = court.come(request(), running=True)
+    trial = court.suspect(one := request(1, 2, body=b"suspect"))
+    like = court.come(request(body=b"suspect"))
+    waiting = asyncio.create_task(court.trials.await_like(like, 20.0))
+    await turns()
+    assert not waiting.done()
+    if how == "acquitted":
+        court.trials.convicted(request(1, 2, 3), lambda one: one.body.decode(), Refused(500, "request_quarantined", "it kills engines"))
+        assert await trial is False
+    elif how == "gone":
+        trial.cancel()
+        await turns()
+        court.trials.forget(one)
+    else:
+        court.go(blocker)
+        assert await trial is True
+        court.trials.clear(one)
+    assert await asyncio.wait_for(waiting, 5.0) is None
+    assert not court.trials.accuses(like)
+
+
+async def test_the_like_of_a_suspect_does_not_wait_for_ever() -> None:
+    """503 with the time; and when a person is needed, it is told."""
+    court = Court()
+    court.come(request(), running=True)
+    trial = court.suspect(request(1, 2, body=b"suspect"))
+    await turns()
+    with pytest.raises(Refused, match="not found out within 0 s"):
+        await court.trials.await_like(court.come(request(body=b"suspect")), 0.05)
+    waiting = asyncio.create_task(court.trials.await_like(court.come(request(body=b"suspect")), 20.0))
+    await turns()
+    court.trials.refuse_all(lambda: Refused(503, "engine_parked", "a person is needed"))
+    for task in (trial, waiting):
+        with pytest.raises(Refused, match="a person is needed"):
+            await task
+
+
 async def _within(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():
