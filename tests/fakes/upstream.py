@@ -9,8 +9,9 @@ they do not know.
     die        after {"after_events": N} events (streams) or {"after_bytes": N} bytes of a whole answer: the process kills itself
     raw        {"text": T, "close": true}                exactly these bytes
     never                                                nothing
-    words      {"events": N, "gap_s": S, "trailing": T}  as vLLM streams a chat or a completion, up to `max_tokens`: WORD0 WORD1 ...;
-                                                         goes on behind a message that has begun; spaces stand before or behind words
+    words      {"events": N, "gap_s": S, "trailing": T}  as vLLM streams a chat, a completion or a message (SGLang: /generate): WORD0 WORD1
+                                                         ..., up to `max_tokens`; goes on behind a text that has begun; spaces stand
+                                                         before or behind words; dies behind {"die_after": "words" | "reason"}
 GET /stats: {"requests", "aborted_at": [monotonic seconds], "open"}; /health: 200, or the code of --health.
 """
 
@@ -40,7 +41,7 @@ class Stats:
 
 
 class Upstream(asyncio.Protocol):
-    """One connection; requests come one after the other, each with a content-length or without a body."""
+    """One connection; requests come one after the other, each with a content-length, in chunks or without a body."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -70,11 +71,11 @@ class Upstream(asyncio.Protocol):
         if end < 0:
             return
         head = self.buffer[:end].lower()
-        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
-        if len(self.buffer) < end + 4 + length:
+        found = split_body(head, self.buffer[end + 4 :])
+        if found is None:
             return
         path = self.buffer[:end].split(b" ", 2)[1].decode()
-        body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
+        body, self.buffer = found
         self.stats.requests += 1
         if path == "/health":
             self.whole({"body": '{"status": "ok"}', "status": self.stats.health})
@@ -102,7 +103,8 @@ class Upstream(asyncio.Protocol):
             elif kind == "never":
                 await asyncio.sleep(3600)
             elif kind == "words":
-                await self.words(asked)
+                kinds = {b"/v1/messages": self.message, b"/generate": self.grown}
+                await kinds.get(head.split(b" ", 2)[1], self.words)(asked)
             elif kind == "die" and "after_bytes" in asked:
                 self.whole({**asked, "cut": asked["after_bytes"]})
                 await asyncio.sleep(0.05)
@@ -153,22 +155,79 @@ class Upstream(asyncio.Protocol):
             await asyncio.sleep(asked.get("gap_s", 0))
             part = {"delta": {"content": piece}} if chat else {"text": piece}
             self.event({**frame, "choices": [{"index": 0, **part, "logprobs": None, "finish_reason": None}]})
+        await self.die_behind(asked, "words")
         reason = "stop" if least == asked["events"] else "length"
         self.event({**frame, "choices": [{"index": 0, **({"delta": {}} if chat else {"text": ""}), "finish_reason": reason}]})
+        await self.die_behind(asked, "reason")
         usage = {"prompt_tokens": 10 + len(known), "completion_tokens": len(pieces), "total_tokens": 10 + len(known) + len(pieces)}
         self.event({**frame, "choices": [], "usage": usage})
         self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
-    def event(self, document: Json) -> None:
-        data = b"data: " + json.dumps(document).encode() + b"\n\n"
+    async def message(self, asked: Json) -> None:
+        self.transport.write(STREAM_HEAD)
+        about = {"id": f"msg-{self.stats.says}", "type": "message", "role": "assistant", "content": [], "model": "m", "stop_reason": None}
+        self.event({"type": "message_start", "message": {**about, "usage": {"input_tokens": 10, "output_tokens": 0}}}, named=True)
+        self.event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}, named=True)
+        count = min(asked["events"], asked["max_tokens"])
+        for number in range(count):
+            await asyncio.sleep(asked.get("gap_s", 0))
+            delta = {"type": "text_delta", "text": f"{' ' * bool(number)}{self.stats.says}{number}"}
+            self.event({"type": "content_block_delta", "index": 0, "delta": delta}, named=True)
+        await self.die_behind(asked, "words")
+        self.event({"type": "content_block_stop", "index": 0}, named=True)
+        reason = "end_turn" if count == asked["events"] else "max_tokens"
+        delta = {"stop_reason": reason, "stop_sequence": None}
+        self.event({"type": "message_delta", "delta": delta, "usage": {"input_tokens": 10, "output_tokens": count}}, named=True)
+        await self.die_behind(asked, "reason")
+        self.event({"type": "message_stop"}, named=True)
+        self.transport.write(b"0\r\n\r\n")
+
+    async def grown(self, asked: Json) -> None:
+        known, most = len(asked["text"].partition(":")[2].split()), asked["sampling_params"]["max_new_tokens"]
+        least, text, ids = min(asked["events"], known + most), "", list[int]()
+        self.transport.write(STREAM_HEAD)
+        for number in range(known, least):
+            await asyncio.sleep(asked.get("gap_s", 0))
+            text, ids = f"{text} {self.stats.says}{number}", [*ids, number]
+            reason = None if number < least - 1 else {"type": "stop" if least == asked["events"] else "length"}
+            about = {"id": self.stats.says, "finish_reason": reason, "prompt_tokens": 10 + known, "completion_tokens": len(ids)}
+            self.event({"text": text, "output_ids": ids, "meta_info": about})
+        self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    async def die_behind(self, asked: Json, place: str) -> None:
+        if asked.get("die_after") == place and self.stats.says == "a":
+            await asyncio.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def event(self, document: Json, *, named: bool = False) -> None:
+        name = f"event: {document['type']}\n".encode() if named else b""
+        data = name + b"data: " + json.dumps(document).encode() + b"\n\n"
         self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
+def split_body(head: bytes, data: bytes) -> tuple[bytes, bytes] | None:
+    """The body behind a head in lower case, and what follows it; None: it is not all there yet."""
+    if b"transfer-encoding: chunked" not in head:
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+        return (data[:length], data[length:]) if len(data) >= length else None
+    body = b""
+    while (end := data.find(b"\r\n")) >= 0:
+        size = int(data[:end].split(b";")[0], 16)
+        chunk, data = data[end + 2 : end + 2 + size], data[end + 2 + size :]
+        if len(data) < 2:
+            return None
+        body, data = body + chunk, data[2:]
+        if not size:
+            return body, data
+    return None
+
+
 def orders(body: Json) -> Json:
-    """What the request asks for."""
+    """What the request asks for, itself or in one of its messages; with what else it says."""
     messages = body.get("messages")
-    said = messages[-1].get("content") if "do" not in body and isinstance(messages, list) and messages else None
-    return dict(json.loads(said)) if isinstance(said, str) and said.startswith('{"do"') else body
+    said = [one.get("content") for one in messages] if "do" not in body and isinstance(messages, list) else []
+    found = next((json.loads(text) for text in reversed(said) if isinstance(text, str) and text.startswith('{"do"')), {})
+    return {**body, **found}
 
 
 async def serve(options: argparse.Namespace) -> None:
