@@ -8,16 +8,26 @@ a seed nor temperature 0. Only for plain text: a tool call, a grammar or log pro
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from appliance.gateway.said import Said, document_in, once_of, texts_of
+from appliance.gateway.said import MESSAGES, Beginning, Key, Said, document_in, once_of, texts_of
 
 Json = dict[str, Any]
-CHAT = "/v1/chat/completions"
-_LIMITS = (("max_tokens", 1), ("max_completion_tokens", 1), ("min_tokens", 0))
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+FINISH = ("finish", 0)
+_LIMITS = {"max_tokens": 1, "max_completion_tokens": 1, "n_predict": 1, "min_tokens": 0}
 """Of the whole answer: less by what the client has, and what they may not fall below."""
+_ANTHROPIC = {
+    "model": "model",
+    "max_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "stop_sequences": "stop",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +36,77 @@ class Request:
 
     Attributes:
         seam: white space at the end of the text that was sent. Templates cut it off, so the engine may say it again.
-        tokens: of the text that was sent, as far as events tell.
+        tokens: of the text that was sent, as far as events tell, without those of the seam.
+        all_tokens: with them, where the text is complete: only its end is missing, and what the engine says is not for the client.
+        once, prompt_tokens: see Beginning.
     """
 
     body: bytes
     frame: Json
     seam: str
     tokens: int
+    all_tokens: int | None
+    once: frozenset[Key]
+    prompt_tokens: int | None
 
 
 def going_on(path: str, body: bytes, said: Said) -> Request | None:
-    """The request that goes on behind what was said; None where there is no such request."""
+    """The request that goes on behind what was said (the first one, where that was nothing but a seam); None where there is none."""
     beginning = said.beginning()
-    text = beginning.text.rstrip() if beginning is not None else ""
-    if beginning is None or not text:
+    if beginning is None:
         return None
-    document = json.loads(body)
-    asked = _message(document, text) if path == CHAT else _prompt(document, text)
-    if asked is None:
+    document, text = _as_asked(path, json.loads(body)), beginning.text.rstrip()
+    behind = _prompt if path == TEXT else _message
+    if document is None or (asked := behind(document, text) if text else {}) is None:
         return None
-    limits = {name: max(least, document[name] - beginning.tokens) for name, least in _LIMITS if isinstance(document.get(name), int)}
+    limits, complete = _limits(document, beginning)
     whole = json.dumps({**document, **asked, **limits}, separators=(",", ":")).encode()
-    return Request(whole, beginning.frame, beginning.text[len(text) :], beginning.tokens)
+    return Request(
+        body=whole,
+        frame=beginning.frame,
+        seam=beginning.text[len(text) :],
+        tokens=beginning.tokens - beginning.blank,
+        all_tokens=beginning.tokens if complete else None,
+        once=beginning.once,
+        prompt_tokens=beginning.prompt_tokens,
+    )
+
+
+def _limits(document: Json, beginning: Beginning) -> tuple[Json, bool]:
+    """What is left of them, and whether the text is complete: it has said why it ended, or has as many tokens as it may have."""
+    asked = {name: document[name] for name in _LIMITS if isinstance(document.get(name), int) and document[name] > 0}
+    most = min((limit for name, limit in asked.items() if _LIMITS[name]), default=math.inf)
+    if FINISH in beginning.once or beginning.tokens >= most:
+        return {"max_tokens": 1, **dict.fromkeys(asked, 1)}, True
+    tokens = beginning.tokens - beginning.blank
+    return {name: max(_LIMITS[name], limit - tokens) for name, limit in asked.items()}, False
+
+
+def _as_asked(path: str, document: Json) -> Json | None:
+    """The request in OpenAI's words. Anthropic's is asked as a chat where it is text alone and its answer was not begun by the client."""
+    if path != MESSAGES:
+        return document
+    messages = document.get("messages")
+    system, said = _text_of(document.get("system", "")), messages if isinstance(messages, list) else []
+    turns = [(one.get("role"), _text_of(one.get("content"))) for one in said if isinstance(one, dict)]
+    if system is None or not turns or turns[-1][0] != "user" or any(text is None for _, text in turns):
+        return None
+    asked = {ours: document[theirs] for theirs, ours in _ANTHROPIC.items() if document.get(theirs) is not None}
+    first = [{"role": "system", "content": system}] if system else []
+    asked["messages"] = first + [{"role": role, "content": text} for role, text in turns]
+    return {**asked, "stream": True, "stream_options": {"include_usage": True}}
+
+
+def _text_of(content: object) -> str | None:
+    """Of a text or a list of texts; None where it is more."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content if isinstance(content, list) else [None]:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            return None
+        texts.append(part["text"])
+    return "\n".join(texts)
 
 
 def _message(document: Json, text: str) -> Json | None:
@@ -69,16 +128,31 @@ def _prompt(document: Json, text: str) -> Json | None:
     return {"prompt": prompt + text} if isinstance(prompt, str) else None
 
 
+class Onward(Protocol):
+    """What the next engine is asked, and what becomes of its events."""
+
+    @property
+    def body(self) -> bytes:
+        """Of the request."""
+
+    def take(self, events: bytes) -> bytes:
+        """Whole events of that engine's; what of them is for the client."""
+
+
 class Rest:
     """The next engine's events as the rest of the first one's. Everything it lets through is added to what has been said."""
 
-    __slots__ = ("_frame", "_said", "_seam", "_tokens")
+    __slots__ = ("_said", "_seam", "request")
 
     def __init__(self, said: Said, request: Request) -> None:
+        self.request = request
         self._said = said
-        self._frame = request.frame
         self._seam = request.seam
-        self._tokens = request.tokens
+
+    @property
+    def body(self) -> bytes:
+        """See Request."""
+        return self.request.body
 
     def take(self, events: bytes) -> bytes:
         """Whole events."""
@@ -94,7 +168,7 @@ class Rest:
             elif "error" in document:
                 yield event + b"\n\n"
             elif self._fits(document):
-                document |= {name: value for name, value in self._frame.items() if name in document}
+                document |= {name: value for name, value in self.request.frame.items() if name in document}
                 yield b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
 
     def _fits(self, document: Json) -> bool:
@@ -108,12 +182,17 @@ class Rest:
                 del holder[name]
             elif key[0] == "usage":
                 self._add_up(holder[name])
-                new = new or key[1] == "last"
+                new = new or (key[1] == "last" and key not in self.request.once)
+            elif key == FINISH and self.request.all_tokens is not None:
+                holder[name] = None if key in self.request.once else "length"
+                new = new or holder[name] is not None
             else:
                 new = True
         return new
 
     def _behind_seam(self, text: str) -> str:
+        if self.request.all_tokens is not None:
+            return ""
         if not self._seam or not text:
             return text
         same = next((at for at, (ours, theirs) in enumerate(zip(self._seam, text, strict=False)) if ours != theirs), None)
@@ -123,6 +202,8 @@ class Rest:
 
     def _add_up(self, usage: Json) -> None:
         """What was a part of the answer has come back as a part of the prompt."""
-        for name, more in (("prompt_tokens", -self._tokens), ("completion_tokens", self._tokens)):
-            if isinstance(usage.get(name), int):
-                usage[name] = max(0, usage[name] + more)
+        had, prompt, answer = self.request, usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if isinstance(prompt, int) and isinstance(answer, int):
+            usage["prompt_tokens"] = prompt = max(0, prompt - had.tokens) if had.prompt_tokens is None else had.prompt_tokens
+            usage["completion_tokens"] = answer = answer + had.tokens if had.all_tokens is None else had.all_tokens
+            usage["total_tokens"] = prompt + answer

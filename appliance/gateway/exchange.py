@@ -10,14 +10,16 @@ from collections.abc import Awaitable, Callable
 from appliance.core.launch import ContinuesBy
 from appliance.gateway import sse
 from appliance.gateway.client import UNBUFFERED, Client
-from appliance.gateway.continuing import Rest, going_on
+from appliance.gateway.continuing import CHAT
 from appliance.gateway.envelope import JSON_TYPE, Refused, in_envelope
 from appliance.gateway.gate import Life
+from appliance.gateway.generated import PATH as GENERATE
 from appliance.gateway.headers import Headers, downstream, upstream_head, value_of
 from appliance.gateway.inflight import LiveRequest
 from appliance.gateway.metrics import Metrics
 from appliance.gateway.notes import ASK
 from appliance.gateway.resume import Way, way_on
+from appliance.gateway.said import MESSAGES
 from appliance.gateway.upstream import Connection, LossKind, UpstreamLost
 
 WHOLE_MAX_BYTES = 8 * 1024**2
@@ -65,7 +67,8 @@ class Exchange:
         request.way, request.got_further, request.notes.whole = way, False, 0
         request.by_message = life.continues_by is ContinuesBy.MESSAGE
         body, take, asked = _given(request, way)
-        head = upstream_head(request.method, request.target, request.headers, request.request_id, len(body), *asked)
+        target = CHAT.encode() if way is Way.MESSAGE and request.path == MESSAGES else request.target
+        head = upstream_head(request.method, target, request.headers, request.request_id, len(body), *asked)
         connection = request.connection = await life.upstream.begin(head, body, bodiless=request.method == "HEAD")
         try:
             if request.can_stand_aside and self._stands_aside(request):
@@ -206,15 +209,16 @@ def _given(request: LiveRequest, way: Way) -> tuple[bytes, Take, Headers]:
             known = request.notes.document(sent=bool(request.sent_bytes) or not request.stream)
             return known + request.body if known else request.body, _noted(request), [(ASK, b"%d" % len(known))]
         case Way.MESSAGE:
-            rest = going_on(request.path, request.body, request.said)
+            rest = request.rest()
             if rest is None:
                 raise cannot_go_on(request, "its text cannot be given to the next one")
-            return rest.body, Rest(request.said, rest).take, []
+            return rest.body, rest.take, []
         case Way.REPLAY:
             return request.body, request.said.replay().take, []
         case Way.PLAIN:
             kept = request.keeps_text or not request.why_incomparable()
-            return request.body, request.said.take if kept else _as_it_is, []
+            keep = request.generated.take if request.path == GENERATE else request.said.take
+            return request.body, keep if kept else _as_it_is, []
 
 
 def _noted(request: LiveRequest) -> Take:

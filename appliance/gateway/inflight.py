@@ -16,11 +16,15 @@ from pathlib import Path
 
 from appliance.core.requests import InflightRequest, Resumability
 from appliance.gateway.accounting import Account
+from appliance.gateway.continuing import Onward, Rest, going_on
 from appliance.gateway.gate import Life
+from appliance.gateway.generated import PATH as GENERATE
+from appliance.gateway.generated import Generated
 from appliance.gateway.headers import Headers
+from appliance.gateway.messages import MessageRest
 from appliance.gateway.notes import Notes
 from appliance.gateway.resume import Losses, Progress, Way
-from appliance.gateway.said import PATHS, Said, why_incomparable
+from appliance.gateway.said import MESSAGES, Said, why_incomparable
 from appliance.gateway.schedule import Ticket
 from appliance.gateway.sse import Dialect
 from appliance.gateway.upstream import Connection
@@ -61,7 +65,7 @@ class LiveRequest:
         got_further: with that engine, than ever before.
         lost_life: the engine it has lost, until it is given to another one or that one turns out to live.
         connection: to that engine, while the answer is coming.
-        notes, said: what is known of the answer so far, as far as engines have noted it, or as the client was sent it.
+        notes, said, generated: what is known of the answer so far, as engines have noted it, or as the client was sent it (of /generate).
         losses: the engines it has lost.
         account: what its client is sent, counted.
     """
@@ -92,6 +96,7 @@ class LiveRequest:
     connection: Connection | None = None
     notes: Notes = field(default_factory=Notes)
     said: Said = field(default_factory=Said)
+    generated: Generated = field(default_factory=Generated)
     losses: Losses = field(default_factory=Losses)
     account: Account | None = None
 
@@ -126,11 +131,21 @@ class LiveRequest:
     @property
     def keeps_text(self) -> bool:
         """What its client is sent is kept, to be gone on with as a message."""
-        return self.by_message and self.plain and self.stream and self.path in PATHS and not self.said.overflow
+        return self.by_message and self.plain and self.stream and self.path in GENERATING and not self.said.overflow
 
     def why_incomparable(self) -> str:
         """Why a second run could not be measured against what was sent; empty where it could."""
         return why_incomparable(self.path, self.deterministic) or self.said.overflow if self.stream else "it is no stream"
+
+    def rest(self) -> Onward | None:
+        """How an engine that finishes messages goes on behind what the client has; None: it cannot."""
+        if self.path == GENERATE:
+            return self.generated.going_on(self.body)
+        request = going_on(self.path, self.body, self.said)
+        if request is None:
+            return None
+        rest = Rest(self.said, request)
+        return MessageRest(rest) if self.path == MESSAGES else rest
 
     @property
     def can_stand_aside(self) -> bool:
@@ -142,7 +157,7 @@ class LiveRequest:
         """For the choice of a way on."""
         sent = bool(self.sent_bytes)
         comparable = sent and self.comparable
-        plain = sent and self.keeps_text and self.said.beginning() is not None
+        plain = sent and self.keeps_text and self.rest() is not None
         return Progress(sent, self.notes.usable, comparable, self.path in GENERATING and self.method == "POST", plain)
 
 

@@ -23,11 +23,17 @@ FOLD_AT_ONCE_BYTES = 8 * 1024
 TEXTS_MAX_CHARS = 4_000_000
 _IDENTITY = ("id", "created", "model", "system_fingerprint")
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+_BLOCK_TEXTS = {"text": "content", "thinking": "thinking", "partial_json": "arguments"}
+"""Of Anthropic's blocks, and what they are called here."""
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Whose streams can be read."""
+"""Whose streams can be compared."""
+MESSAGES = "/v1/messages"
+"""Whose streams can be read as well."""
 Json = dict[str, Any]
 Key = tuple[object, ...]
 _PLAIN: tuple[Key, ...] = (("content", 0), ("text", 0))
+_RUNNING_USAGE: Key = ("usage", None)
+"""With each event, where the client has asked for that (`continuous_usage_stats`)."""
 
 
 class Diverged(Refused):
@@ -40,22 +46,28 @@ class Diverged(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A plain text that has begun and not ended.
+    """A plain text that has begun, and is not complete with all that belongs to it.
 
     Attributes:
         frame: the identity under which it began.
-        tokens: events that had text, which is about as many tokens.
+        tokens: as the engine has told with its events, else events that had text, which is about as many.
+        blank: of these, those at the end that had nothing but white space.
+        once: what has been said of what is said once: why it ended, perhaps its usage.
+        prompt_tokens: where the engine has told with its events.
     """
 
     frame: Json
     text: str
     tokens: int
+    blank: int
+    once: frozenset[Key]
+    prompt_tokens: int | None
 
 
 class Said:
     """One stream so far."""
 
-    __slots__ = ("_counts", "_frame", "_length", "_once", "_pieces", "_raw", "_texts")
+    __slots__ = ("_blank", "_counts", "_frame", "_length", "_once", "_pieces", "_raw", "_texts")
 
     def __init__(self) -> None:
         self._raw = bytearray()
@@ -63,7 +75,7 @@ class Said:
         self._texts: dict[Key, str] = {}
         self._counts: Counter[Key] = Counter()
         self._once: dict[Key, object] = {}
-        self._length = self._pieces = 0
+        self._length = self._pieces = self._blank = 0
 
     def take(self, events: bytes) -> bytes:
         """Whole events on their way to the client, unchanged."""
@@ -78,13 +90,22 @@ class Said:
         return f"it is longer than {TEXTS_MAX_CHARS} characters" if self._length > TEXTS_MAX_CHARS else ""
 
     def beginning(self) -> Beginning | None:
-        """Where it is one text and nothing else; None: it has ended, or is more than that."""
+        """Where it is one text and nothing else; None: it is more than that."""
         self._fold(len(self._raw))
         texts = {key: text for key, text in self._texts.items() if text}
-        more = +self._counts or any(key[0] not in ("role", "usage") for key in self._once)
+        more = +self._counts or any(key[0] not in ("role", "finish", "closed", "usage") for key in self._once)
         if more or self.overflow or len(texts) != 1 or next(iter(texts)) not in _PLAIN:
             return None
-        return Beginning(dict(self._frame), next(iter(texts.values())), self._pieces)
+        told = self._once.get(_RUNNING_USAGE)
+        prompt, answer = (told.get("prompt_tokens"), told.get("completion_tokens")) if isinstance(told, dict) else (None, None)
+        return Beginning(
+            frame=dict(self._frame),
+            text=next(iter(texts.values())),
+            tokens=answer if isinstance(answer, int) else self._pieces,
+            blank=self._blank,
+            once=frozenset(self._once),
+            prompt_tokens=prompt if isinstance(prompt, int) else None,
+        )
 
     def replay(self) -> Replay:
         """A second run, to be measured against this."""
@@ -101,7 +122,7 @@ class Said:
             self._frame = self._frame or {name: document[name] for name in _IDENTITY if name in document}
             for key, holder, name in texts_of(document):
                 parts.setdefault(key, []).append(holder[name])
-                self._pieces += bool(holder[name])
+                self._count(holder[name])
             for key, holder, name in lists_of(document):
                 self._counts[key] += len(holder[name])
             self._once |= {key: holder[name] for key, holder, name in once_of(document)}
@@ -110,6 +131,11 @@ class Said:
             self._length += len(text)
             if not self.overflow:
                 self._texts[key] = self._texts.get(key, "") + text
+
+    def _count(self, text: str) -> None:
+        if text:
+            self._pieces += 1
+            self._blank = self._blank + 1 if text.isspace() else 0
 
 
 class Replay:
@@ -214,6 +240,10 @@ def document_in(event: bytes) -> Json | None:
 
 def texts_of(document: Json) -> Iterator[tuple[Key, Json, str]]:
     """The texts that grow from event to event: what each is, and where it stands."""
+    if document.get("type") == "content_block_delta" and isinstance(block := document.get("delta"), dict):
+        for name, kind in _BLOCK_TEXTS.items():
+            if isinstance(block.get(name), str):
+                yield (kind, document.get("index", 0)), block, name
     for choice in _choices(document):
         index = choice.get("index", 0)
         if isinstance(choice.get("text"), str):
@@ -231,8 +261,9 @@ def texts_of(document: Json) -> Iterator[tuple[Key, Json, str]]:
 
 def once_of(document: Json) -> Iterator[tuple[Key, Json, str]]:
     """What is said once: the role, why it ended, a tool call's id and name, the usage."""
+    yield from _once_of_message(document)
     if document.get("usage"):
-        yield ("usage", None if _choices(document) else "last"), document, "usage"
+        yield _RUNNING_USAGE if _choices(document) else ("usage", "last"), document, "usage"
     for choice in _choices(document):
         index, delta = choice.get("index", 0), choice.get("delta")
         if choice.get("finish_reason") is not None:
@@ -246,6 +277,18 @@ def once_of(document: Json) -> Iterator[tuple[Key, Json, str]]:
             for holder, name in ((call, "id"), (call, "type"), (function, "name")):
                 if isinstance(holder, dict) and holder.get(name):
                     yield (name, index, place), holder, name
+
+
+def _once_of_message(document: Json) -> Iterator[tuple[Key, Json, str]]:
+    """Of Anthropic's events: blocks that are no text, the end of a block, why it all ended."""
+    kind, index = document.get("type"), document.get("index", 0)
+    block, delta = document.get("content_block"), document.get("delta")
+    if kind == "content_block_start" and isinstance(block, dict) and block.get("type") != "text":
+        yield ("block", index), block, "type"
+    elif kind == "content_block_stop":
+        yield ("closed", index), document, "type"
+    elif kind == "message_delta" and isinstance(delta, dict) and delta.get("stop_reason") is not None:
+        yield ("finish", 0), delta, "stop_reason"
 
 
 def lists_of(document: Json) -> Iterator[tuple[Key, Json, str]]:

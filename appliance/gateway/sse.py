@@ -129,9 +129,9 @@ def error_event(refused: Refused, dialect: Dialect) -> bytes:
     error = refused.error()
     if dialect is Dialect.ANTHROPIC:
         inner = {**error, "type": "overloaded_error" if refused.status in (429, 503) else "api_error"}
-        return _event("error", {"type": "error", "error": inner})
+        return named_event("error", {"type": "error", "error": inner})
     if dialect is Dialect.RESPONSES:
-        return _event("error", {"type": "error", **{key: value for key, value in error.items() if key != "type"}})
+        return named_event("error", {"type": "error", **{key: value for key, value in error.items() if key != "type"}})
     return b"data: " + refused.body() + b"\n\n"
 
 
@@ -140,7 +140,8 @@ def as_events(body: bytes) -> bytes:
     return b"data: " + body.replace(b"\r", b"").replace(b"\n", b" ") + b"\n\ndata: [DONE]\n\n"
 
 
-def _event(name: str, document: dict[str, Any]) -> bytes:
+def named_event(name: str, document: dict[str, Any]) -> bytes:
+    """As Anthropic and OpenAI's Responses have them."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), json.dumps(document).encode())
 
 
