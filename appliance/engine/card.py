@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import triton
 from torch import Tensor
 
 from appliance.core.errors import BudgetError
 from appliance.engine.block_pool import BlockPool, PoolGeometry
-from appliance.engine.card_runner import CardRunner
+from appliance.engine.card_runner import CardRunner, wants_memory
 from appliance.engine.models.config import DecoderConfig
 from appliance.engine.models.decoder import Decoder, Weights
 from appliance_kernels.on_card import OnCard
@@ -19,7 +22,7 @@ def open_card() -> OnCard:
     """The first card that CUDA_VISIBLE_DEVICES leaves.
 
     Raises:
-        BudgetError: there is none.
+        BudgetError: there is none, or no kernel can be launched there.
     """
     if not torch.cuda.is_available():
         built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built without CUDA"
@@ -27,7 +30,28 @@ def open_card() -> OnCard:
             f"--device cuda: no CUDA device is usable here ({built}, {torch.cuda.device_count()} devices are visible)",
             hint="leave out --device, install a torch that is built for CUDA, or look at `nvidia-smi`",
         )
+    check_launcher()
     return OnCard(torch.device("cuda", 0))
+
+
+def _make_launcher() -> None:
+    """Triton compiles the C that launches its kernels, once for each home folder, when it is first asked for its driver."""
+    triton.runtime.driver.active  # noqa: B018
+
+
+def check_launcher(make: Callable[[], None] = _make_launcher) -> None:
+    """Now, and not within the first client's request.
+
+    Raises:
+        BudgetError: Triton cannot compile it, or finds no libcuda.
+    """
+    try:
+        make()
+    except (OSError, RuntimeError, AssertionError, subprocess.CalledProcessError) as error:
+        raise BudgetError(
+            f"--device cuda: Triton cannot make the program that launches its kernels: {error}",
+            hint="install a C compiler and this Python's headers (apt-get install gcc python3-dev); `ldconfig -p` must know libcuda.so.1",
+        ) from error
 
 
 def card_dtype(weights_dtype: str) -> torch.dtype:
@@ -88,7 +112,9 @@ def build_on_card(
         decoder = Decoder(config, OnCardWeights(weights, card.device, dtype), card)
         pool = BlockPool(geometry, card.take_step, card.device)
         return CardRunner(decoder, pool, card, swap_bytes), pool
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not wants_memory(error):
+            raise
         raise BudgetError(
             f"weights and KV pool do not fit the card: {error}", hint="lower [engine] kv_pool_bytes, or take a smaller model"
         ) from error

@@ -23,9 +23,17 @@ from appliance.engine.sequence import Sequence
 from appliance_kernels.on_card import Attend, Cache, OnCard, Piece, Reader, Write
 from appliance_kernels.tiles import CacheShape
 
+_WANT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+"""How an error says so that is not torch.OutOfMemoryError: Triton where it loads a kernel, a library of CUDA's, the host's allocator."""
+
 
 class CardFailed(Exception):
     """The driver reported an error of a kernel, not of memory: what this process computes on the card is worth nothing any more."""
+
+
+def wants_memory(error: RuntimeError) -> bool:
+    """Whether another try with less can help. Torch raises AcceleratorError for all else, Triton's launches a bare RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _WANT_OF_MEMORY)
 
 
 class CardRunner(BlockKeeping):
@@ -56,7 +64,9 @@ class CardRunner(BlockKeeping):
         """
         try:
             return CardRunner(self._decoder, pool, self._card)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not wants_memory(error):
+                raise
             raise MemoryError(str(error)) from error
 
     def prefill(self, chunks: Several[Chunk]) -> Tensor | None:
@@ -66,7 +76,7 @@ class CardRunner(BlockKeeping):
             [n, vocab_size], on the card: the logits of the chunks that choose a token, in order; None when there are none.
 
         Raises:
-            torch.OutOfMemoryError: another one may be tried, which begins with an emptied cache of torch's.
+            RuntimeError: there was no memory; another one may be tried, which begins with an emptied cache of torch's.
             CardFailed: the process has to end.
         """
         if self._short_of_memory:  # not where it was caught: the error still held what the pass had
@@ -74,11 +84,11 @@ class CardRunner(BlockKeeping):
             self._short_of_memory = False
         try:
             return self._prefill(chunks)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not wants_memory(error):
+                raise CardFailed(f"{type(error).__name__}: {error}") from error
             self._short_of_memory = True
             raise
-        except torch.AcceleratorError as error:
-            raise CardFailed(str(error)) from error
 
     def _prefill(self, chunks: Several[Chunk]) -> Tensor | None:
         token_ids: list[int] = []

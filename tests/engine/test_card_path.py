@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,15 @@ import torch
 import transformers
 import triton.language as tl
 from triton.runtime import interpreter
+from triton.runtime.build import compile_module_from_src
 
 from appliance.core.errors import BudgetError
+from appliance.engine import card, card_runner
 from appliance.engine.build import load_parts
-from appliance.engine.card import card_dtype, check_dtype
+from appliance.engine.card import card_dtype, check_dtype, check_launcher
+from appliance.engine.card_runner import CardFailed, CardRunner
 from appliance.engine.settings import WEIGHTS_DTYPES, EngineSettings
+from appliance_kernels.on_card import OnCard
 from tests.engine.pretend_card import CARD, HOST, PretendCard, WrongDevice
 from tests.engine.test_tiny_models import CASES, GEMMA, SIZES, save_checkpoint
 
@@ -109,33 +114,92 @@ def test_the_pretended_card_refuses_what_cuda_refuses() -> None:
         assert card.launches == 1
 
 
-def test_a_card_without_memory_is_tried_again_and_a_failed_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop takes a RuntimeError of a prefill for want of memory; any other error of the driver must not look like one."""
-    from appliance.engine.card_runner import CardFailed, CardRunner
+MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+)
+DEFECTS = (
+    torch.AcceleratorError("an illegal memory access"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+)
 
+
+@pytest.mark.parametrize("error", MEMORY, ids=str)
+def test_a_card_without_memory_is_tried_again(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever says it: torch, Triton where it loads a kernel, cuBLAS. The next try begins with an emptied cache of torch's."""
     emptied: list[str] = []
-    results: list[object] = [torch.OutOfMemoryError("CUDA out of memory"), None, torch.AcceleratorError("an illegal memory access")]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("emptied"))
+    runner = _failing([error, None])
+    with pytest.raises(RuntimeError) as caught:
+        runner.prefill([])
+    assert caught.value is error
+    assert emptied == [], "nothing can be given back while the error holds it"
+    assert runner.prefill([]) is None
+    assert emptied == ["emptied"]
 
+
+@pytest.mark.parametrize("error", DEFECTS, ids=str)
+def test_a_card_that_failed_is_not_tried_again(error: RuntimeError) -> None:
+    """The loop takes a RuntimeError of a prefill for want of memory: another error, of the driver or of ours, must not look like one."""
+    with pytest.raises(CardFailed, match=re.escape(str(error))) as caught:
+        _failing([error]).prefill([])
+    assert not isinstance(caught.value, RuntimeError)
+
+
+def _failing(results: list[RuntimeError | None]) -> CardRunner:
     class Failing(CardRunner):
         def __init__(self) -> None:
             self._short_of_memory = False
 
         def _prefill(self, chunks: object) -> None:  # type: ignore[override]
             result = results.pop(0)
-            if isinstance(result, Exception):
+            if result is not None:
                 raise result
 
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("emptied"))
-    runner = Failing()
-    with pytest.raises(torch.OutOfMemoryError):
-        runner.prefill([])
-    assert emptied == [], "nothing can be given back while the error holds it"
-    assert runner.prefill([]) is None
-    assert emptied == ["emptied"]
-    with pytest.raises(CardFailed, match="an illegal memory access") as caught:
-        runner.prefill([])
-    assert not isinstance(caught.value, RuntimeError)
-    assert emptied == ["emptied"]
+    return Failing()
+
+
+@pytest.mark.parametrize("error", [*MEMORY, RuntimeError("CUDA error: out of memory")], ids=str)
+def test_a_card_that_is_full_is_said_to_be_so(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another process, say: at the start with what to lower, for a safe path as any want of memory. Another error is none of these."""
+    raised: list[RuntimeError] = []
+
+    def full(*_: object) -> None:
+        raise raised[-1]
+
+    monkeypatch.setattr(card, "Decoder", full)
+    monkeypatch.setattr(card_runner, "CardRunner", full)
+    runner = _failing([])
+    runner._decoder = runner._card = None  # type: ignore[assignment]
+    raised.append(error)
+    with pytest.raises(BudgetError, match="weights and KV pool do not fit the card") as caught:
+        card.build_on_card(OnCard(HOST), None, None, None)  # type: ignore[arg-type]
+    assert "kv_pool_bytes" in str(caught.value.hint)
+    with pytest.raises(MemoryError):
+        runner.beside(None)  # type: ignore[arg-type]
+    raised.append(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    for use in (lambda: card.build_on_card(OnCard(HOST), None, None, None), lambda: runner.beside(None)):  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            use()
+
+
+def test_what_kernels_are_launched_with_is_made_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles it in C when it is first needed: without a compiler, or without Python's headers, the engine says so before it
+    loads anything, with the cure, and not within the first client's prompt."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    source = "#include <no-such-header.h>"
+    for compiler in (str(tmp_path / "no-such-compiler"), "cc"):
+        monkeypatch.setenv("CC", compiler)
+        with pytest.raises(
+            BudgetError, match=r"Triton cannot make the program that launches its kernels: .*(No such file|non-zero)"
+        ) as caught:
+            check_launcher(lambda: compile_module_from_src(source, "launcher"))
+        assert "apt-get install gcc python3-dev" in str(caught.value.hint)
+    with pytest.raises(BudgetError, match=r"libcuda\.so cannot found|0 active drivers"):
+        check_launcher()
 
 
 @pytest.mark.parametrize(
