@@ -54,6 +54,6 @@ class FaultyRunner(ModelRunner):
             case "freed":
                 self._pool.words[victim.decode_blocks[-1]] = FREE
             case "overrun":
-                self._cache.values(1)[self._pool.geometry.null_block, 0, 0, 0] = 1.0
+                self._cache.values(-1)[self._pool.geometry.null_block, 0, 0, 0] = 1.0
             case "unreadable":
                 victim.prompt_blocks[0] = int(free_blocks(self._pool.words, *self._pool.geometry.bounds(Region.PREFILL), 1)[0])

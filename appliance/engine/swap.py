@@ -35,7 +35,7 @@ class SwapSpace:
         if self.used_bytes + len(blocks) * self._cache.block_bytes > self._most_bytes:
             return False
         try:
-            copy = _on_host(self._cache.read(torch.tensor(blocks)))
+            copy = self._cache.read(torch.tensor(blocks))
         except (MemoryError, RuntimeError) as error:
             log.warning("An answer that gives way cannot be set aside and will be computed again: %s: %s", type(error).__name__, error)
             return False
@@ -46,7 +46,7 @@ class SwapSpace:
 
     def restore(self, owner: int, targets: Tensor, which: Tensor) -> None:
         """Write the copies numbered `which` to these blocks, and let go of all."""
-        self._cache.write(targets, self._copies[owner][:, :, which.cpu()].to(targets.device))
+        self._cache.write(targets, self._copies[owner], which.cpu())
         self.drop(owner)
 
     def drop(self, owner: int) -> None:
@@ -54,8 +54,3 @@ class SwapSpace:
         copy = self._copies.pop(owner, None)
         if copy is not None:
             self.used_bytes -= copy.nbytes
-
-
-def _on_host(content: Tensor) -> Tensor:
-    """What came from a card, in host memory that it reads and writes by itself."""
-    return torch.empty(content.shape, dtype=content.dtype, pin_memory=True).copy_(content) if content.is_cuda else content
