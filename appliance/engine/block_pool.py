@@ -248,10 +248,13 @@ class BlockPool:
         return changed
 
     def _expected(self, held: Iterable[Sequence[int]], kept: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """A word's two other parts, as those who hold and keep see them: [blocks] each."""
-        holders, believed = (torch.zeros(self.words.shape[0], dtype=torch.int32) for _ in range(2))
+        """A word's two other parts, as those who hold and keep see them: [blocks] each. A number that is no block, of a torn table that was
+        not noticed yet, holds nothing."""
+        count = self.words.shape[0]
+        holders, believed = (torch.zeros(count, dtype=torch.int32) for _ in range(2))
         for blocks in held:
-            holders.index_add_(0, torch.tensor(blocks, dtype=torch.int64), torch.ones(len(blocks), dtype=torch.int32))
+            known = [block for block in blocks if 0 <= block < count]
+            holders.index_add_(0, torch.tensor(known, dtype=torch.int64), torch.ones(len(known), dtype=torch.int32))
         believed[torch.tensor(list(kept), dtype=torch.int64)] = KEPT
         return holders.to(self.words.device), believed.to(self.words.device)
 

@@ -26,7 +26,7 @@ from appliance.engine.references import References, references_of
 from appliance.engine.sampler import NoChoice, Tokens, choose
 from appliance.engine.scheduler import Chunk, Scheduler
 from appliance.engine.sequence import Sequence, Stage
-from appliance_kernels.kv_write.reference import Violation
+from appliance_kernels.kv_write.reference import ANYBODY, Violation
 from appliance_kernels.sample.reference import tokens
 
 log = logging.getLogger("appliance.engine.loop")
@@ -274,17 +274,19 @@ class EngineLoop:
             return []
         self._violations += len(violations)
         by_owner = {violation.owner: violation for violation in reversed(violations)}
+        if untold := by_owner.pop(ANYBODY, None):
+            by_owner = {sequence.arrival: untold for sequence in lane.scheduler if sequence.blocks} | by_owner
         refused = [sequence for sequence in lane.scheduler if sequence.arrival in by_owner]
         for owner in by_owner.keys() - {sequence.arrival for sequence in refused}:
             log.error("KV access refused for a sequence that has ended: %s; please report this", by_owner[owner])
+        changed = lane.scheduler.disown(refused) if refused else 0
         for sequence in refused:
-            self._set_apart(lane, sequence, by_owner[sequence.arrival])
+            self._set_apart(lane, sequence, by_owner[sequence.arrival], changed)
         return refused
 
-    def _set_apart(self, lane: Lane, sequence: Sequence, violation: Violation) -> None:
+    def _set_apart(self, lane: Lane, sequence: Sequence, violation: Violation, changed: int) -> None:
         request_id = sequence.request.request_id
         where = f"block={violation.block} offset={violation.offset} reason={violation.reason.name.lower()}"
-        changed = lane.scheduler.disown(sequence)
         if lane is self._shared:
             log.error(
                 "KV access refused. request=%s %s blocks_corrected=%d tokens=%d: nothing was written, it is computed again on the safe"

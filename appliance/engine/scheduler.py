@@ -145,16 +145,17 @@ class Scheduler:
         """The copies were made, or refused."""
         self._promotions.done(promotions, written)
 
-    def disown(self, sequence: Sequence) -> int:
-        """A kernel refused to write for it, so what it believes to hold is not to be relied on: it leaves without giving
-        anything back, and every block's count becomes what the others hold. It is as it was before it came, but for its
-        tokens. Returns how many blocks' words changed."""
-        self._leave_queues(sequence)
-        self._forget_saved(sequence)
-        self._cancel_moves(sequence.blocks)
-        sequence.prompt_blocks, sequence.decode_blocks = [], []
-        sequence.computed_tokens = 0
-        sequence.stage = Stage.WAITING
+    def disown(self, sequences: Several[Sequence]) -> int:
+        """A kernel refused to write for these, so what they believe to hold is not to be relied on: they leave without giving
+        anything back, all before it is counted what the others hold, and every block's word becomes that. They are as they were before
+        they came, but for their tokens. Returns how many blocks' words changed."""
+        for sequence in sequences:
+            self._leave_queues(sequence)
+            self._forget_saved(sequence)
+            self._cancel_moves(sequence.blocks)
+            sequence.prompt_blocks, sequence.decode_blocks = [], []
+            sequence.computed_tokens = 0
+            sequence.stage = Stage.WAITING
         return self.pool.reconcile(self._held(), self.cache.blocks)
 
     def _held(self) -> Iterator[list[int]]:
@@ -201,6 +202,7 @@ class Scheduler:
         self.pool.seal(block for block in sequence.prompt_blocks if self.pool.state(block) is BlockState.OPEN)
         for digest, block in zip(sequence.digests, sequence.prompt_blocks, strict=False):
             self.cache.keep(digest, block)
+        self.cache.touch(sequence.digests)  # in the order in which they go, should its client leave
         if sequence.answer_tokens and not sequence.decode_blocks:
             self._set_aside(sequence)  # its answer began in an earlier life: from here on it is like a preempted one
         else:

@@ -28,6 +28,12 @@ class Reason(enum.IntEnum):
     """The block is written by somebody else."""
     UNREADABLE = 4
     """Of a read: the block is free, or written by somebody else."""
+    UNTOLD = 5
+    """There were more refusals than could be told: nobody knows whose they were."""
+
+
+ANYBODY = -1
+"""The owner of what was UNTOLD."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +51,10 @@ class Violations:
 
     Attributes:
         rows: [capacity, 4], int64: owner, block, offset, reason.
-        count: [1], int32: how many there were; those past the capacity are only counted.
+        count: [1], int32: how many there were; those past the capacity are only counted, and `take` says so.
     """
 
-    def __init__(self, capacity: int = 256, device: torch.device | None = None) -> None:
+    def __init__(self, capacity: int = 4096, device: torch.device | None = None) -> None:
         self.rows = torch.zeros(capacity, 4, dtype=torch.int64, device=device)
         self.count = torch.zeros(1, dtype=torch.int32, device=device)
 
@@ -60,12 +66,14 @@ class Violations:
         self.count += owners.shape[0]
 
     def take(self) -> list[Violation]:
-        """Everything reported since the last call, each once; what did not fit is lost but for its number."""
-        count = int(self.count)
+        """Everything reported since the last call, each once; where there was more than could be told, one of ANYBODY's at the end."""
+        count, room = int(self.count), self.rows.shape[0]
         if not count:
             return []
-        rows = self.rows[: min(count, self.rows.shape[0])].tolist()
+        rows = self.rows[: min(count, room)].tolist()
         self.count.zero_()
+        if count > room:
+            rows.append([ANYBODY, -1, 0, Reason.UNTOLD])
         return list(dict.fromkeys(Violation(owner, block, offset, Reason(reason)) for owner, block, offset, reason in rows))
 
 

@@ -13,7 +13,7 @@ import transformers
 from appliance.engine.kv_cache import CacheCorrupt
 from appliance.engine.messages import FinishReason
 from appliance.engine.sequence import Sequence
-from appliance_kernels.kv_write.reference import Reason, Violation
+from appliance_kernels.kv_write.reference import Reason, Violation, Violations
 from tests.engine.driver import GREEDY, Driver, differences
 from tests.engine.test_tiny_models import SIZES, prompt, save_checkpoint
 
@@ -71,8 +71,46 @@ def test_who_does_not_share_the_damage_keeps_its_memory(tiny: Path) -> None:
 def test_a_write_behind_a_region_is_found_when_nothing_runs(tiny: Path) -> None:
     """Nobody refused it, for no check of ours made it; the guard block says that it happened, and the engine ends."""
     driver = Driver(tiny, kv_pool_bytes=2 * 1024**2, fault=("overrun", 5))
-    with pytest.raises(CacheCorrupt, match="between the regions was written, first in the values of layer 1"):
+    driver.check_each_step = False
+    with pytest.raises(CacheCorrupt, match="between the regions was written, first in the values of layer 2"):
         driver.run(PROMPTS, SAMPLING)
+
+
+def test_two_books_damaged_in_one_step_are_two_pauses(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What one of them believes to hold says nothing of what the other may give back: both leave before the blocks are counted."""
+    clean = Driver(tiny, kv_pool_bytes=2 * 1024**2).run(PROMPTS, SAMPLING)
+    driver = Driver(tiny, kv_pool_bytes=2 * 1024**2)
+    _damage_two(driver)
+    assert not differences(clean, driver.run(PROMPTS, SAMPLING))
+    assert caplog.text.count("KV access refused") == 2
+    assert driver.loop.stats().kv_blocks_used == 0
+
+
+def test_more_refusals_than_can_be_told_cost_everybody_a_pause_and_nobody_a_bit(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two block tables are damaged in one step, and there is room to tell of one access: whose the others were, nobody knows."""
+    clean = Driver(tiny, kv_pool_bytes=2 * 1024**2).run(PROMPTS, SAMPLING)
+    driver = Driver(tiny, kv_pool_bytes=2 * 1024**2)
+    driver.runner._runner._violations = Violations(capacity=1)
+    _damage_two(driver)
+    assert not differences(clean, driver.run(PROMPTS, SAMPLING))
+    apart = re.findall(r"KV access refused\. request=(\w) block=(-?\d+) offset=\d+ reason=(\w+)", caplog.text)
+    assert len(apart) == 3
+    assert sorted(reason for _, _, reason in apart) == ["outside", "untold", "untold"]
+    assert driver.loop.stats().kv_blocks_used == 0
+
+
+def _damage_two(driver: Driver) -> None:
+    """The tables of the two oldest, at their sixth decode step."""
+    runner = driver.runner._runner
+    decode, steps = runner.decode, iter(range(10**6))
+
+    def damaged(sequences: list[Sequence]) -> torch.Tensor:
+        if next(steps) == 5:
+            for number, sequence in enumerate(sequences[:2]):
+                sequence.decode_blocks[-1] = 1_000_000 + number
+        return decode(sequences)
+
+    runner.decode = damaged  # type: ignore[method-assign, assignment]
 
 
 def test_a_second_refusal_on_the_safe_path_gives_the_request_up(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from appliance_kernels.kv_write import triton as kernel
-from appliance_kernels.kv_write.reference import Guard, Reason, Violation, Violations, checked_tables, kv_write, plan_blocks, plan_write
+from appliance_kernels.kv_write.reference import (
+    ANYBODY,
+    Guard,
+    Reason,
+    Violation,
+    Violations,
+    checked_tables,
+    kv_write,
+    plan_blocks,
+    plan_write,
+)
 from appliance_kernels.refcount.reference import FREE, KEPT, OPEN, SEALED
 
 BLOCKS = 7
@@ -25,9 +35,9 @@ class Case:
     def __init__(self, tokens: int, heads: int, block_tokens: int, dim: int) -> None:
         generator = torch.Generator().manual_seed(3)
         self.block_tokens = block_tokens
-        # Rows of a fused projection: not contiguous, as the engine's are.
-        fused = torch.randn(tokens, 3 * heads, dim, generator=generator)
-        self.k, self.v = fused[:, :heads], fused[:, heads : 2 * heads]
+        # Rows of a turned and of a fused projection: not contiguous, and not as far apart, as the engine's are.
+        turned, fused = (torch.randn(tokens, wide * heads, dim, generator=generator) for wide in (2, 3))
+        self.k, self.v = turned[:, heads:], fused[:, 2 * heads :]
         self.memory = torch.full((2, BLOCKS + 2, heads, block_tokens, dim), float("nan"))
         self.guard = Guard(torch.tensor(WORDS, dtype=torch.int32), torch.tensor(OWNERS), FIRST, END)
         self.violations = Violations(capacity=16)
@@ -89,15 +99,18 @@ def test_only_open_blocks_of_the_writer_in_its_region_are_written(way: str, head
 
 @pytest.mark.parametrize("way", ["reference", "triton"])
 def test_more_violations_than_fit_are_counted_and_write_past_nothing(way: str) -> None:
-    """The buffer keeps the first; the next step starts with an empty one."""
+    """The buffer keeps the first, and says that there were more; the next step starts with an empty one."""
     case = Case(5, 1, 4, 16)
     rows = torch.full((5, 4), -7, dtype=torch.int64)
     case.violations.rows = rows[1:3]
     told = getattr(case, way)([0, 1, 2, 3, 4])
-    assert told == [Violation(ME, 0, 0, Reason.OUTSIDE), Violation(ME, 0, 1, Reason.OUTSIDE)]
+    assert told == [*(Violation(ME, 0, offset, Reason.OUTSIDE) for offset in (0, 1)), Violation(ANYBODY, -1, 0, Reason.UNTOLD)]
     assert rows[0].eq(-7).all()
     assert rows[3:].eq(-7).all()
     assert case.violations.take() == []
+    fits = Case(2, 1, 4, 16)
+    fits.violations.rows = rows[1:3]
+    assert len(getattr(fits, way)([0, 1])) == 2, "as many as fit are all told"
 
 
 def test_a_step_without_tokens_launches_nothing() -> None:

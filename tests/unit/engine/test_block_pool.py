@@ -110,6 +110,8 @@ def test_integrity_counts_in_each_region() -> None:
         pool.check_integrity([a, b, a[:1]], [])
     with pytest.raises(PoolCorrupt, match=r"1 free \+ 2 held \+ 1 kept"):
         pool.check_integrity([a, b], [2])
+    with pytest.raises(PoolCorrupt, match="first at block 0: word 0x1, 0 holders"):
+        pool.check_integrity([[2**40, a[1]], b, [-1]], [])
     pool.release(b)
     with pytest.raises(PoolCorrupt, match=r"decode region do not add up: 2 free \+ 1 held \+ 0 kept != 2, 0 marked"):
         pool.check_integrity([a, b], [])

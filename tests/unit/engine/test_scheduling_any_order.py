@@ -60,13 +60,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: list(self.engine.scheduler))
     @rule(data=st.data())
     def disown(self, data: st.DataObject) -> None:
-        """A kernel refused one of them, whose list of blocks may say anything: it is computed elsewhere."""
-        victim = data.draw(st.sampled_from(list(self.engine.scheduler)))
-        for blocks in (victim.prompt_blocks, victim.decode_blocks):
+        """A kernel refused some of them, whose lists of blocks may say anything: they are computed elsewhere."""
+        living = list(self.engine.scheduler)
+        victims = data.draw(st.lists(st.sampled_from(living), min_size=1, max_size=3, unique_by=id))
+        for blocks in (blocks for victim in victims for blocks in (victim.prompt_blocks, victim.decode_blocks)):
             if blocks and data.draw(st.booleans()):
                 blocks[data.draw(st.integers(0, len(blocks) - 1))] = data.draw(st.integers(-2, self.engine.geometry.end_block + 2))
-        self.engine.scheduler.disown(victim)
-        self.dropped += 1
+        self.engine.scheduler.disown(victims)
+        self.dropped += len(victims)
 
     @precondition(lambda self: list(self.engine.scheduler))
     @rule(data=st.data())
