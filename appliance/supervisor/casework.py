@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import secrets
@@ -33,10 +34,13 @@ from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.log_ring import LogLine
 from appliance.supervisor.machine import MachineState
 from appliance.supervisor.policy import TABLE, Response, because
+from appliance.supervisor.refusals import Refusals, diagnosis_of, line_of
 from appliance.supervisor.run_note import Unclosed, about, systemd_says
 
 OPEN_MAX = 100
 """Incidents of before that are looked at for one that nobody closed."""
+LINE_LOOKS, LINE_LOOK_S = 20, 0.05
+"""The engine's own line about what its counters say may take so long through its pipe."""
 
 log = structlog.get_logger()
 Diagnose = Callable[..., Diagnosis]
@@ -62,6 +66,7 @@ class Casework:
         self._cards = cards
         self._store = store
         self._diagnose = diagnose
+        self.refusals = Refusals()
         newest = store.recent(OPEN_MAX)
         self.last_incident: dict[str, Any] | None = newest[0] if newest else None
         self._open = {document["incident_id"]: float(document["time_s"]) for document in newest if document["recovered_s"] is None}
@@ -140,6 +145,35 @@ class Casework:
             self._store.add_evidence(incident.incident_id, said)
             better = self._diagnose([*said, *evidence], stopped_by_us=False, engine=self._backend.name)
             self._store.amend(incident.incident_id, diagnosis=to_json(better))
+
+    async def went_on(self, count: int, state: MachineState, lines: Callable[[], Sequence[LogLine]], model: str) -> None:
+        """The engine refused so many accesses to KV blocks, computed those requests again, and goes on."""
+        for _ in range(LINE_LOOKS):
+            if (line := line_of(lines())) is not None:
+                break
+            await asyncio.sleep(LINE_LOOK_S)
+        diagnosis = diagnosis_of(count, line)
+        now_s = time.time()
+        incident = Incident(
+            incident_id=incident_id(),
+            time_s=now_s if line is None else line.time_s,
+            generation=state.generation,
+            engine=self._backend.name,
+            engine_version=self._backend.version,
+            model=model,
+            phase=Phase.SERVING.value,
+            diagnosis=diagnosis,
+            action=Action(ActionKind.NONE, because("went on", diagnosis)),
+            evidence=window(self._desk.collect(lines()), diagnosis),
+            rung_before=state.history.rung,
+            rung_after=state.history.rung,
+            inflight=self._desk.inflight,
+            recovered_s=0.0,
+            flight=self._flight.record,
+            card=self._store.card,
+        )
+        self._keep(incident)
+        self._open.pop(incident.incident_id)
 
     def _keep(self, incident: Incident) -> None:
         self._store.record(incident)

@@ -191,6 +191,8 @@ class Supervisor:
                 served = self.budget.served(self.config, self.life, self.state.limits, last=self._on_last_rung)
                 self.life.follow(served, "budget")
         self.casework.hear(before, event, self.state)
+        if isinstance(event, ev.Progress) and (refused := self.casework.refusals.news(event, time.monotonic())):
+            self.start_task(self.casework.went_on(refused, self.state, lambda: self._lines, self.model_name), "refusals", None)
         if isinstance(event, ev.StopRequested):
             self.notifier.stopping()
         if isinstance(event, ev.ResumeRequested) and before.state is EngineState.PARKED:

@@ -259,7 +259,7 @@ class EngineLife:
 
     def _on_progress(self, counters: Counters) -> None:
         self.counters = counters
-        self._post(ev.Progress(self.generation, counters.running, counters.waiting))
+        self._post(ev.Progress(self.generation, counters.running, counters.waiting, counters.block_violations))
 
     def _on_ready(self, limits: EngineLimits) -> None:
         self._settled.set()

@@ -132,11 +132,12 @@ class ProofRefused:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A probe was answered."""
+    """A probe was answered. `block_violations`: accesses to KV blocks that this life refused so far."""
 
     generation: int
     running: int
     waiting: int
+    block_violations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
