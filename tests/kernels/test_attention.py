@@ -17,14 +17,14 @@ BLOCKS = 96
 
 
 class Case:
-    """Some sequences' keys and values, contiguous and in a shuffled paged cache whose other blocks hold huge numbers."""
+    """Some sequences' keys and values, contiguous and in a shuffled paged cache whose other blocks hold no numbers."""
 
     def __init__(self, lengths: list[int], block_tokens: int, kv_heads: int, group: int, dim: int) -> None:
         generator = torch.Generator().manual_seed(7)
         self.shape = CacheShape(block_tokens, kv_heads, group, null_block=BLOCKS)
         self.scale = dim**-0.5
-        self.k_cache = torch.full((BLOCKS + 1, kv_heads, block_tokens, dim), 1e30)
-        self.v_cache = torch.full((BLOCKS + 1, kv_heads, block_tokens, dim), 1e30)
+        self.k_cache = torch.full((BLOCKS + 1, kv_heads, block_tokens, dim), float("nan"))
+        self.v_cache = torch.full((BLOCKS + 1, kv_heads, block_tokens, dim), float("nan"))
         self.k_cache[BLOCKS] = self.v_cache[BLOCKS] = 0.0
         free = list(range(BLOCKS))
         random.Random(3).shuffle(free)

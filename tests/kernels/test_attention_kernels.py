@@ -135,6 +135,17 @@ def test_prefill_is_attention(block_tokens: int, kv_heads: int, group: int, dim:
     assert case.cache.violations.take() == []
 
 
+@pytest.mark.parametrize("length", [131, 160, 200])
+def test_a_window_that_begins_in_the_middle_of_a_split(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A split is several tiles, as on a card: those that nobody sees are passed over, for they would make −∞ − (−∞)."""
+    monkeypatch.setattr(decode_kernel, "SPLIT", 256)
+    case = Case([length], 16, 1, 2, 64, torch.float32)
+    q, positions = case.newest()
+    out = case.out(1)
+    CARD.plan_decode(case.readers, positions, [40], case.cache)[40](q, *case.caches, case.scale, out)
+    _check(out[0], case.exact(0, length - 1, 40), 3e-6, f"sequence of {length}")
+
+
 def test_scores_are_capped() -> None:
     """c · tanh(s / c), in both kernels."""
     case = Case([50], 16, 1, 2, 32, torch.float32)
@@ -183,7 +194,7 @@ STRAYS = [
 @pytest.mark.parametrize("way", ["decode", "prefill"])
 def test_an_entry_outside_its_segment_is_told_and_never_read(way: str, entry: int, block: int) -> None:
     """The kernel's own check, behind that of the tables: zeros stand in, the reader is named once a launch, others are as ever."""
-    case = Case([40, 40], 16, 1, 2, 16, torch.float32)
+    case = Case([40, 40], 16, 2, 2, 16, torch.float32)
     sound, torn = case.readers[0].table, list(case.readers[1].table)
     torn[entry] = block
     tables = lay_tables([sound, torn], [2, 2], [100, 101], (NULL, END), CARD.device)
@@ -201,6 +212,23 @@ def test_an_entry_outside_its_segment_is_told_and_never_read(way: str, entry: in
     assert told.take() == [Violation(101, block, 0, Reason.OUTSIDE)]
     _check(out[0], case.exact(0, 39, 0), 3e-6, "the other")
     _check(out[1], case.exact(1, 39, 0, hidden=range(entry * 16, min(40, entry * 16 + 16))), 3e-6, "with zeros")
+
+
+@pytest.mark.parametrize("way", ["decode", "prefill"])
+def test_what_lies_before_the_window_is_not_looked_at(way: str) -> None:
+    """A stray there is nobody's business: it is not read, and not told."""
+    case = Case([40], 16, 1, 2, 16, torch.float32)
+    torn = [2**40, *case.readers[0].table[1:]]
+    tables = lay_tables([torn], [2], [100], (NULL, END), CARD.device)
+    told, out = CARD.violations(), case.out(1)
+    q, positions = case.newest()
+    if way == "decode":
+        decode_kernel.paged_decode(q, *case.caches, decode_kernel.plan_decode(tables, positions, 20), case.scale, out, told)
+    else:
+        plan = prefill_kernel.plan_prefill(tables, [(0, 39, 1)], 2, 16, 4, 20)
+        prefill_kernel.paged_prefill(q, *case.caches, plan, case.scale, out, told)
+    assert told.take() == []
+    _check(out[0], case.exact(0, 39, 20), 3e-6, "within the window")
 
 
 def test_a_table_that_is_too_short_is_a_stray_and_not_read_past() -> None:
