@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_CANNOT = 2
 MOST_GROWTH_BYTES = 64 * 1024**2
-"""Of the process, from the end of the warm-up to the end of all: more is a leak."""
+"""Of the process, and of its memory on a card, from the end of the warm-up to the end of all: more is a leak."""
 _WARM_UP_ROUNDS = 3
 _SAY_EVERY_S = 10.0
 _MOST_PROMPT_TOKENS, _MOST_NEW_TOKENS = 300, 48
@@ -51,6 +51,7 @@ class Report:
     evictions: int = 0
     cached_tokens: int = 0
     grown_bytes: int = 0
+    card_grown_bytes: int = 0
     elapsed_s: float = 0.0
     first_tokens_per_s: float = 0.0
     last_tokens_per_s: float = 0.0
@@ -106,20 +107,22 @@ class Stress:
     def run(self, until_s: float, say: Callable[[str], None]) -> Report:
         """Rounds until then, at least as many as it takes to warm up and one more; ends at the first fault."""
         started_s = said_s = time.monotonic()
-        report, base_bytes = self.report, 0
+        report, host_bytes, card_bytes = self.report, 0, 0
         while report.rounds <= _WARM_UP_ROUNDS or time.monotonic() < until_s:
             self._round()
             if report.rounds == _WARM_UP_ROUNDS:
-                base_bytes = _anonymous_bytes()
+                host_bytes, card_bytes = _anonymous_bytes(), _card_bytes()
             if report.faults:
                 break
             if time.monotonic() - said_s > _SAY_EVERY_S:
                 said_s = time.monotonic()
                 say(f"{report.rounds} rounds, {report.requests} requests, {report.preemptions} preemptions, no fault so far")
         report.elapsed_s = time.monotonic() - started_s
-        report.grown_bytes = _anonymous_bytes() - base_bytes if base_bytes else 0
-        if report.grown_bytes > MOST_GROWTH_BYTES:
-            report.faults.append(f"the process grew by {report.grown_bytes} bytes after its first {_WARM_UP_ROUNDS} rounds")
+        if host_bytes:
+            report.grown_bytes, report.card_grown_bytes = _anonymous_bytes() - host_bytes, _card_bytes() - card_bytes
+        for whose, grown_bytes in (("the process", report.grown_bytes), ("its memory on the card", report.card_grown_bytes)):
+            if grown_bytes > MOST_GROWTH_BYTES:
+                report.faults.append(f"{whose} grew by {grown_bytes} bytes after its first {_WARM_UP_ROUNDS} rounds")
         if self._rates:
             part = max(1, len(self._rates) // 10)
             report.first_tokens_per_s = round(statistics.median(self._rates[:part]), 1)
@@ -191,6 +194,13 @@ def _anonymous_bytes() -> int:
         if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def _card_bytes() -> int:
+    """What torch's tensors take on the card; 0 without one."""
+    import torch
+
+    return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
 
 
 def verdict(report: Report) -> str:

@@ -72,6 +72,18 @@ def test_an_answer_that_changes_is_found(tiny: Path, capsys: pytest.CaptureFixtu
     assert "gave" in str(report["faults"])
 
 
+@pytest.mark.parametrize(("count", "words"), [("_anonymous_bytes", "the process"), ("_card_bytes", "its memory on the card")])
+def test_memory_that_is_not_given_back_is_found(
+    count: str, words: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the process or of a card, beyond 64 MiB since the first rounds, with the number."""
+    grown = iter((5 * 1024**2, 5 * 1024**2 + stress.MOST_GROWTH_BYTES + 1))
+    monkeypatch.setattr(stress, count, lambda: next(grown))
+    code, report, _ = soak(tiny, capsys)
+    assert code == 1
+    assert report["faults"] == [f"{words} grew by {stress.MOST_GROWTH_BYTES + 1} bytes after its first 3 rounds"]
+
+
 def test_a_model_that_is_not_there_is_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and the engine's own sentence."""
     code, report, words = soak(tmp_path / "nothing", capsys)
