@@ -94,7 +94,7 @@ class ModelRunner(BlockKeeping):
         self, decoder: Int8Decoder, token_ids: list[int], positions: list[int], spans: Several[Span], writes: Several[WritePlan]
     ) -> Tensor:
         paging = Paging.of(spans, writes, self._geometry.block_tokens, self._geometry.null_block)
-        return decoder.forward(torch.tensor(token_ids), torch.tensor(positions), paging, self._cache)
+        return decoder.forward(torch.tensor(token_ids), torch.tensor(positions), paging, self._cache, self._whole)
 
     def _decode_attention(self, tables: Several[Several[int]], positions: list[int], write: WritePlan) -> Attend:
         plans = {window: plan_decode(self._shape, self._head_dim, tables, positions, window) for window in self._windows}

@@ -10,6 +10,8 @@
 #include "int8.h"
 #include "attention.h"
 
+#define OPEN 1 /* the word of a block that its one holder may write */
+
 struct layer {
     const float *input_norm, *qk_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm; /* any but the two of llama may be NULL */
     struct matrix qkv, out, gate_up, down;
@@ -32,7 +34,9 @@ struct step {
     float *cache;              /* [layer][keys, values][blocks][kv_heads][block_tokens · dim] */
     ptrdiff_t side_floats;     /* of a layer's keys */
     char *workspace;
-    int32_t rows, write_count, segment_count, block_tokens, most_keys;
+    const int32_t *words; /* of all blocks: kernels/refcount */
+    int32_t *refused;     /* counts writes that were not to be */
+    int32_t rows, write_count, segment_count, block_tokens, most_keys, block_count;
 };
 
 /* What one pass works on; the buffers lie in the workspace. */
@@ -128,11 +132,20 @@ static void after_qkv(void *context, int row, int thread) {
     }
 }
 
+/* The plan has judged all of them (kernels/kv_write): what does not lie in an open block here went astray after that. */
+static int may_write(const struct step *s, int64_t block, int64_t offset) {
+    return block >= 0 && block < s->block_count && offset >= 0 && offset < s->block_tokens && s->words[block] == OPEN;
+}
+
 static void write_row(void *context, int index, int thread) {
     (void)thread;
     const struct pass *p = context;
     const struct model *m = p->model;
     const struct step *s = p->step;
+    if (!may_write(s, s->write_blocks[index], s->write_offsets[index])) {
+        __atomic_fetch_add(s->refused, 1, __ATOMIC_RELAXED);
+        return;
+    }
     const float *k = p->qkv + (s->write_rows[index] * (m->heads + 2 * m->kv_heads) + m->heads) * m->dim;
     keep(p, k, k + (ptrdiff_t)m->kv_heads * m->dim, s->write_blocks[index], s->write_offsets[index]);
 }
@@ -198,6 +211,9 @@ static void run_layer(struct pass *p) {
     linear(p->wide, s->rows, &layer->down, p->change);
     each_row(after_down, p, s->rows);
 }
+
+/* By which library.py knows that this was compiled of the same structures. */
+int32_t layout(void) { return (int32_t)(sizeof(struct step) + 1000 * sizeof(struct model) + 1000000 * sizeof(struct layer)); }
 
 /* Bytes of workspace that `forward` wants for so many rows that look at no more keys than these. */
 size_t workspace_bytes(const struct model *model, int32_t rows, int32_t most_keys) {

@@ -60,9 +60,13 @@ class Step(ctypes.Structure):
         ("turns", POINTER(c_void_p)),
         ("cache", c_void_p),
         ("side_floats", c_ssize_t),
-        ("workspace", c_void_p),
-        *((name, c_int32) for name in ("rows", "write_count", "segment_count", "block_tokens", "most_keys")),
+        *((name, c_void_p) for name in ("workspace", "words", "refused")),
+        *((name, c_int32) for name in ("rows", "write_count", "segment_count", "block_tokens", "most_keys", "block_count")),
     )
+
+
+LAYOUT = ctypes.sizeof(Step) + 1000 * ctypes.sizeof(Model) + 1_000_000 * ctypes.sizeof(Layer)
+"""What a library that was compiled of these structures says of them."""
 
 
 def kinds(cpuinfo: str) -> list[str]:
@@ -74,13 +78,19 @@ def kinds(cpuinfo: str) -> list[str]:
 
 @functools.cache
 def library(kind: str | None = None) -> ctypes.CDLL | None:
-    """The fastest one for this processor, or one kind of it; None: there is none. One is loaded at most a kind, with threads of its own."""
+    """The fastest one for this processor, or one kind of it; None: there is none, or it was compiled of other sources and is no use.
+    One is loaded at most a kind, with threads of its own."""
     possible = [kind] if kind else kinds(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"))
     for one in possible:
         file = Path(__file__).parent / library_name(one)
-        if file.is_file():
-            return _declared(ctypes.CDLL(str(file)))
+        if file.is_file() and is_ours(loaded := ctypes.CDLL(str(file))):
+            return _declared(loaded)
     return None
+
+
+def is_ours(loaded: ctypes.CDLL) -> bool:
+    """Whether its structures are those above: with others it would read and write anywhere."""
+    return hasattr(loaded, "layout") and loaded.layout() == LAYOUT
 
 
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:

@@ -16,12 +16,15 @@ import torch
 import transformers
 from torch import Tensor
 
+from appliance.engine.block_pool import PoolGeometry
 from appliance.engine.build import load_decoder
+from appliance.engine.kv_cache import CacheCorrupt, KvCache
 from appliance.engine.models import decoder as float_decoder
 from appliance.engine.models import int8_decoder, packed
 from appliance.engine.models.int8_decoder import Int8Decoder, Paging, Span
 from appliance.engine.weights import WouldCopy
-from appliance_kernels.kv_write.reference import WritePlan
+from appliance_kernels.kv_write.reference import Guard, WritePlan
+from appliance_kernels.refcount.reference import KEPT, OPEN, SEALED
 from appliance_kernels.x86 import reference
 from appliance_kernels.x86.library import kinds, library
 from tests.engine.driver import GREEDY, Driver, differences
@@ -85,7 +88,7 @@ def test_it_computes_what_the_definition_says(case: str, kind: str, tmp_path: Pa
     assert len({token for answer in answers.values() for token in answer.token_ids}) > 5, "a model that always says the same"
 
 
-@pytest.mark.parametrize(("case", "block_tokens"), [("llama", 16), ("mistral-window", 5), ("gemma3", 32)])
+@pytest.mark.parametrize(("case", "block_tokens"), [("llama", 16), ("mistral-window", 5), ("llama-tied-biased", 24), ("gemma3", 32)])
 def test_an_answer_is_the_same_to_the_last_bit_whatever_else_runs(case: str, block_tokens: int, kind: str, tmp_path: Path) -> None:
     """Alone, in a batch, in small chunks, by one thread, preempted and computed again, and as a longer prompt after a crash."""
     folder = save_checkpoint(CASES[case](), tmp_path)
@@ -102,6 +105,45 @@ def test_an_answer_is_the_same_to_the_last_bit_whatever_else_runs(case: str, blo
     for name, answer in driver(folder, **shape).run(revived, replace(GREEDY, max_new_tokens=4)).items():
         for position, logits in answer.logits.items():
             assert torch.equal(logits, alone[name].logits[position]), f"{name} in a new life, at {position}"
+
+
+@pytest.mark.parametrize(
+    ("block", "offset"), [(-1, 0), (5, 0), (2**40, 3), (0, -1), (0, 16), (1, 0), (2, 5), (3, 0)], ids=lambda number: str(number)
+)
+@torch.inference_mode()
+def test_a_write_that_went_astray_behind_the_plan_is_not_done(block: int, offset: int, kind: str, tmp_path: Path) -> None:
+    """The compiled pass looks at the word and the bounds itself: outside, free, sealed, kept. Nothing changes anywhere, and it is said."""
+    folder = save_checkpoint(CASES["llama"](), tmp_path)
+    decoder = load_decoder(folder, weights_dtype="int8")
+    assert isinstance(decoder, Int8Decoder)
+    cache = KvCache(decoder.config, PoolGeometry(16, 3, 1))
+    words = torch.tensor([OPEN, 0, SEALED | 1, SEALED | KEPT, OPEN], dtype=torch.int32)
+    guard = Guard(words, torch.zeros(5, dtype=torch.int64), 0, 5)
+    write = WritePlan(None, torch.tensor([0, block, 4]), torch.tensor([0, offset, 2]))
+    paging = Paging.of([Span(0, 3, 0, [0])], [write], 16, 3)
+    layers = range(len(decoder.config.layers))
+    before = [plane.clone() for layer in layers for plane in (cache.keys(layer), cache.values(layer))]
+    with pytest.raises(CacheCorrupt, match=f"^{len(layers)} writes of keys and values"):
+        decoder.forward(torch.tensor([5, 6, 7]), torch.arange(3), paging, cache, guard)
+    after = [plane for layer in layers for plane in (cache.keys(layer), cache.values(layer))]
+    for old, new in zip(before, after, strict=True):
+        changed = (old != new).flatten(1).sum(1).tolist()
+        assert changed[0] > 0
+        assert changed[4] > 0
+        assert changed[1:4] == [0, 0, 0]
+        assert changed[5:] == [0]
+    cache.check_guards()
+
+
+def test_what_lies_behind_a_table_is_the_null_block() -> None:
+    """Attention reads tiles of 16 keys: behind the last block there must be zeros, not another's numbers, which may be none."""
+    spans = [Span(0, 2, 19, [3, 4, 6]), Span(2, 1, 0, [5])]
+    writes = [WritePlan(torch.tensor([1]), torch.tensor([6]), torch.tensor([4])), WritePlan(None, torch.tensor([5]), torch.tensor([0]))]
+    paging = Paging.of(spans, writes, 8, 9)
+    assert paging.tables.tolist() == [3, 4, 6, 9, 5, 9]
+    assert paging.segments.tolist() == [[0, 2, 19, 0], [2, 1, 0, 4]]
+    assert (paging.rows.tolist(), paging.blocks.tolist(), paging.offsets.tolist()) == ([1, 2], [6, 5], [4, 0])
+    assert paging.most_keys == 32
 
 
 def _tight_pool_bytes(folder: Path) -> int:
@@ -135,16 +177,14 @@ def test_the_next_token_is_that_of_float32(model: str, request: pytest.FixtureRe
 @torch.inference_mode()
 def _logits(decoder: Int8Decoder, token_ids: list[int], first: int) -> Tensor:
     """After every token from the first one of these on, in one pass over a cache of its own."""
-    from appliance.engine.block_pool import PoolGeometry
-    from appliance.engine.kv_cache import KvCache
-
     count = len(token_ids)
     blocks = math.ceil(count / 16)
     cache = KvCache(decoder.config, PoolGeometry(16, blocks, 1))
     at = torch.arange(count)
     write = WritePlan(None, at // 16, at % 16)
     paging = Paging.of([Span(0, count, 0, list(range(blocks)))], [write], 16, blocks)
-    return decoder.logits(decoder.forward(torch.tensor(token_ids), at, paging, cache)[first:])
+    guard = Guard(torch.full((blocks,), OPEN, dtype=torch.int32), torch.zeros(blocks, dtype=torch.int64), 0, blocks)
+    return decoder.logits(decoder.forward(torch.tensor(token_ids), at, paging, cache, guard)[first:])
 
 
 def test_packed_weights_are_mapped_from_the_second_start_on(tmp_path: Path) -> None:

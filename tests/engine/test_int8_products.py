@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from appliance_kernels.x86 import library as library_module
 from appliance_kernels.x86.build import KINDS, build
-from appliance_kernels.x86.library import GROUP, PANEL, Matrix, address, apply_bytes, kinds, library
+from appliance_kernels.x86.library import GROUP, PANEL, Matrix, address, apply_bytes, is_ours, kinds, library
 from appliance_kernels.x86.reference import linear
 
 ROOT = Path(__file__).parents[2]
@@ -161,6 +162,17 @@ def test_without_a_compiler_nothing_is_made_and_the_reason_is_said(
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert build(tmp_path / "none") == []
     assert "riscv64 is no x86_64" in capsys.readouterr().err
+
+
+def test_a_library_of_other_structures_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was left over from before an update would take one field for another; nor is one that says nothing of them."""
+    assert library(POSSIBLE[0]) is not None
+    for source in ("int layout(void) { return 12; }", "int forward(void) { return 0; }"):
+        file = tmp_path / f"{len(source)}.so"
+        subprocess.run(["cc", "-shared", "-x", "c", "-", "-o", str(file)], input=source, text=True, check=True)
+        assert not is_ours(ctypes.CDLL(str(file)))
+        monkeypatch.setattr(library_module, "library_name", lambda _kind, file=file: str(file))
+        assert library_module.library.__wrapped__(POSSIBLE[0]) is None
 
 
 def test_a_compiler_that_is_too_old_for_a_kind_leaves_that_kind_out(

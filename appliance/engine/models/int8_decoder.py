@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from appliance.engine.kv_cache import KvCache
+from appliance.engine.kv_cache import CacheCorrupt, KvCache
 from appliance.engine.models.config import DecoderConfig
 from appliance.engine.models.decoder import inverse_frequencies, norm_weight, optional, qk_norm_weight, qkv_bias
 from appliance.engine.models.packed import Packed, layer_names
 from appliance.engine.weights import ModelWeights
-from appliance_kernels.kv_write.reference import WritePlan
+from appliance_kernels.kv_write.reference import Guard, WritePlan
 from appliance_kernels.rope.reference import rope_turn
 from appliance_kernels.x86.library import GROUP, PANEL, Layer, Model, Step, address, apply_bytes, library
 
@@ -143,14 +143,18 @@ class Int8Decoder:
         """How many threads compute a pass, for all decoders of this process. They have the priority of whoever calls this first."""
         self._library.set_threads(threads)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, paging: Paging, cache: KvCache) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, paging: Paging, cache: KvCache, guard: Guard) -> Tensor:
         """All layers over some tokens, of any mixture of sequences; keys and values are kept.
 
         Args:
             token_ids, positions: [rows], int64.
+            guard: of all blocks.
 
         Returns:
             [rows, hidden_size], before the last norm.
+
+        Raises:
+            CacheCorrupt: of what is to be kept, something does not lie in an open block. That was not written.
         """
         rows = token_ids.shape[0]
         x = self._embedding.index_select(0, token_ids).float()
@@ -158,15 +162,20 @@ class Int8Decoder:
             x = x.mul_(self.config.embedding_scale)
         turns = self._turns_to(paging.most_keys)
         workspace = self._room(self._library.workspace_bytes(self._model, rows, paging.most_keys))
+        refused = torch.zeros(1, dtype=torch.int32)
         step = Step(
             *(address(tensor) for tensor in (x, positions, paging.rows, paging.blocks, paging.offsets, paging.segments, paging.tables)),
             turns,
             cache.address,
             cache.side_numbers,
-            address(workspace),
-            *(rows, paging.rows.shape[0], paging.segments.shape[0], cache.block_tokens, paging.most_keys),
+            *(address(tensor) for tensor in (workspace, guard.words, refused)),
+            *(rows, paging.rows.shape[0], paging.segments.shape[0], cache.block_tokens, paging.most_keys, guard.end_block),
         )
         self._library.forward(self._model, step)
+        if refused:
+            raise CacheCorrupt(
+                f"{int(refused)} writes of keys and values went astray after they were judged, and were not done; please report this"
+            )
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
