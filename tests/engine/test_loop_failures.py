@@ -137,7 +137,7 @@ from appliance.engine.messages import GenerateRequest, SamplingParams
 from appliance.engine.settings import EngineSettings
 import logging
 logging.basicConfig(stream=sys.stderr)
-parts = load_parts(EngineSettings(Path(sys.argv[1]), threads=1, kv_pool_bytes=2**23, prefill_chunk_tokens=4096))
+parts = load_parts(EngineSettings(Path(sys.argv[1]), threads=1, kv_pool_bytes=2**23, prefill_chunk_tokens=4096, weights_dtype=sys.argv[3]))
 loop = EngineLoop(parts.runner, parts.scheduler, parts.limits, 1)
 got = {"small": [], "huge": []}
 last = {}
@@ -155,14 +155,17 @@ print(json.dumps([len(got["small"]), last["small"], len(got["huge"]), last["huge
 """
 
 
-@pytest.mark.parametrize(("width", "room_mib", "ends"), [(4096, 120, [5, "length"]), (65536, 12, [0, "error"])])
+@pytest.mark.parametrize(
+    ("weights_dtype", "width", "room_mib", "ends"),
+    [("float32", 4096, 120, [5, "length"]), ("float32", 65536, 12, [0, "error"]), ("int8", 4096, 90, [5, "length"])],
+)
 def test_a_prompt_that_really_exhausts_memory_is_computed_in_smaller_chunks_or_fails_alone(
-    width: int, room_mib: int, ends: list[object], tmp_path: Path
+    weights_dtype: str, width: int, room_mib: int, ends: list[object], tmp_path: Path
 ) -> None:
     """The address space is limited under the running engine; the long prompt's pass needs more; who decodes gets it all."""
     sizes = SIZES | {"intermediate_size": width, "max_position_embeddings": 4096, "num_hidden_layers": 2}
     folder = save_checkpoint(transformers.LlamaConfig(**sizes), tmp_path)
-    command = [sys.executable, "-c", HUNGRY, str(folder), str(room_mib)]
+    command = [sys.executable, "-c", HUNGRY, str(folder), str(room_mib), weights_dtype]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == [40, "length", *ends], ended.stderr
