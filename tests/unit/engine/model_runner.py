@@ -55,14 +55,16 @@ class Engine:
         """One turn; `fail`: the chunk with this index fails instead. False: nothing was done."""
         chunks = self.scheduler.plan_prefill()
         assert sum(chunk.count for chunk in chunks) <= self.chunk_tokens
-        self._apply_moves()
+        if chunks:  # moves wait for whoever touches blocks next, as in the loop
+            self._apply_moves()
         for index, chunk in enumerate(chunks):
             if fail == index:
                 self.scheduler.remove(chunk.sequence)
                 continue
             self._prefill(chunk)
         decoding = self.scheduler.plan_decode()
-        self._apply_moves()
+        if decoding:
+            self._apply_moves()
         for sequence in decoding:
             self._decode(sequence)
         self._promote()

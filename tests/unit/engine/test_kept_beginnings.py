@@ -182,6 +182,25 @@ def test_a_conversation_that_goes_on_keeps_its_beginning() -> None:
     assert (prompt[0] in shelf.cache, other[0] in shelf.cache) == (True, False)
 
 
+def test_a_prompt_that_finds_its_beginning_but_no_room_holds_nothing() -> None:
+    """It looks again in every step: held each time, its beginning would be held for ever."""
+    engine = Engine(PoolGeometry(BLOCK_TOKENS, 4, 8), max_running=4, chunk_tokens=64)
+    same = tuple(range(8))
+    engine.scheduler.add(first := make_sequence(1, 12, 20, beginning=same))
+    engine.step()
+    engine.scheduler.add(second := make_sequence(2, 16, 2, beginning=same))
+    for _ in range(3):
+        engine.step()
+        assert second.blocks == []
+        engine.scheduler.check_integrity()
+    while engine.step():
+        pass
+    assert engine.finished == [first, second]
+    assert second.cached_tokens == 8
+    engine.scheduler.check_integrity()
+    assert engine.pool.used_blocks == 0
+
+
 def test_a_new_prompt_waits_while_those_who_answer_need_the_last_blocks() -> None:
     """Admitted, it would only make somebody give way: one block for each who runs, and one for it, has to be free."""
     engine = Engine(PoolGeometry(block_tokens=2, prefill_blocks=8, decode_blocks=4), max_running=4, chunk_tokens=64)
