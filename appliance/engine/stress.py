@@ -200,7 +200,7 @@ def _card_bytes() -> int:
     """What torch's tensors take on the card; 0 without one."""
     import torch
 
-    return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    return torch.cuda.memory_allocated()
 
 
 def verdict(report: Report) -> str:
