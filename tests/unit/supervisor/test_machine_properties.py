@@ -38,7 +38,7 @@ def build(kind: type, generation: int, data: st.DataObject) -> ev.Event:
         case ev.EngineReady:
             return ev.EngineReady(generation, LIMITS)
         case ev.Progress:
-            return ev.Progress(generation, *data.draw(st.tuples(st.integers(0, 1), st.integers(0, 1))))
+            return ev.Progress(generation, *data.draw(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1))))
         case ev.Diagnosed:
             verdict, cards_left = make_diagnosis(data.draw(st.sampled_from(Cause))), data.draw(st.sampled_from([None, 0, 1, 2]))
             return ev.Diagnosed(generation, verdict, "inc", data.draw(JITTER), cards_left, data.draw(OFFERS))
