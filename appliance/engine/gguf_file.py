@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ _DEFAULT_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF value type → struct format."""
+_OTHERS = 'take another quantisation (Q4_K_M, Q8_0, F16), or engine.backend = "llamacpp"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class GgufFile:
         try:
             kind = GGMLQuantizationType(kind_number)
         except ValueError:
-            raise ModelError(f"{self.path}: tensor {name} is of type {kind_number}, which we cannot read") from None
+            raise ModelError(f"{self.path}: tensor {name} is of type {kind_number}, which is not converted", hint=_OTHERS) from None
         block, block_bytes = GGML_QUANT_SIZES[kind]
         rows, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes
         end = begin + rows * row_bytes
@@ -138,6 +139,22 @@ class GgufFile:
                 f"{self.path} is cut off: it has {self._bytes.size} bytes and tensor {name} ends at byte {end}", hint="download it again"
             )
         return GgufTensor(name, kind, shape, self._bytes[begin:end].reshape(rows, row_bytes))
+
+
+def check_readable(path: Path, tensors: Iterable[GgufTensor]) -> None:
+    """A row of each quantisation, before anything is written.
+
+    Raises:
+        ModelError: one that cannot be decoded here.
+    """
+    for kind, tensor in {tensor.kind: tensor for tensor in tensors}.items():
+        try:
+            tensor.rows(0, 1)
+        except NotImplementedError:
+            raise ModelError(
+                f"{path}: tensor {tensor.name} is quantised as {kind.name}, which is not converted",
+                hint=_OTHERS,
+            ) from None
 
 
 def field(fields: Mapping[str, Any], key: str, kind: Callable[[Any], Any], default: Any = None) -> Any:

@@ -16,6 +16,19 @@ _SPACE = "\u2581"
 
 _LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WORDS = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3_WORDS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2_WORDS),
+    "tekken": _TEKKEN_WORDS,
+}
+"""By `tokenizer.ggml.pre`."""
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+"""Where a word that is a token needs no merges, and a text begins with BOS unless the file says otherwise."""
 
 
 def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
@@ -32,7 +45,7 @@ def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
     else:
         raise ModelError(f"the GGUF file's tokenizer is of kind {kind!r}", hint="converted: gpt2 (byte-level BPE), llama (SentencePiece)")
     _add_tokens(tokenizer, fields)
-    if field(fields, "tokenizer.ggml.add_bos_token", bool, kind == "llama"):
+    if adds_bos(fields):
         bos = _token(fields, "bos")
         if bos is None:
             raise ModelError("the GGUF file's tokenizer begins with a BOS token and does not name one")
@@ -47,7 +60,7 @@ def tokenizer_config(fields: Mapping[str, Any], context_tokens: int) -> dict[str
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context_tokens,
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": field(fields, "tokenizer.ggml.add_bos_token", bool, fields.get("tokenizer.ggml.model") == "llama"),
+        "add_bos_token": adds_bos(fields),
     }
     for role, key in (("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token"), ("padding", "pad_token")):
         token = _token(fields, role)
@@ -57,6 +70,12 @@ def tokenizer_config(fields: Mapping[str, Any], context_tokens: int) -> dict[str
     if template:
         config["chat_template"] = template
     return config
+
+
+def adds_bos(fields: Mapping[str, Any]) -> bool:
+    """Whether a text begins with a BOS token. Older files do not say."""
+    usual = fields.get("tokenizer.ggml.model") == "llama" or fields.get("tokenizer.ggml.pre") in _WHOLE_WORDS
+    return bool(field(fields, "tokenizer.ggml.add_bos_token", bool, usual))
 
 
 def end_token_ids(fields: Mapping[str, Any]) -> list[int]:
@@ -81,19 +100,19 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
         splitter = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     elif words in ("gpt-2", "default"):
         splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    elif words in ("llama-bpe", "qwen2"):
-        pattern = Regex(_LLAMA3_WORDS if words == "llama-bpe" else _QWEN2_WORDS)
+    elif words in _WORDS:
+        pattern = Regex(_WORDS[words])
         bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         splitter = pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), bytes_only])
-        normalizer = normalizers.NFC() if words == "qwen2" else None
+        normalizer = normalizers.NFC() if _WORDS[words] is _QWEN2_WORDS else None
     else:
         raise ModelError(
             f"the GGUF file's tokenizer cuts words the {words!r} way, which is not converted",
-            hint="converted: smollm, gpt-2, llama-bpe, qwen2; take the safetensors version of the model",
+            hint=f"converted: smollm, gpt-2, {', '.join(_WORDS)}; take the safetensors version of the model",
         )
     tokens: list[str] = field(fields, "tokenizer.ggml.tokens", list)
     merges = [tuple(merge.split(" ", 1)) for merge in field(fields, "tokenizer.ggml.merges", list)]
-    model = models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=words == "llama-bpe")
+    model = models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=words in _WHOLE_WORDS)
     tokenizer = Tokenizer(model)
     if normalizer is not None:
         tokenizer.normalizer = normalizer

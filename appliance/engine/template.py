@@ -100,7 +100,8 @@ def open_ended(rendered: str, content: str) -> str:
 
 
 def load_chat_template(model_path: Path, tokenizer_config: Mapping[str, object]) -> ChatTemplate | None:
-    """The folder's template: `chat_template.jinja`, else the one in tokenizer_config.json; None for a base model.
+    """The folder's template: `chat_template.jinja`, else the one in tokenizer_config.json, else in chat_template.json, where models
+    that see as well have it; None for a base model.
 
     Raises:
         ModelError: it does not compile, or is of no known form.
@@ -109,7 +110,7 @@ def load_chat_template(model_path: Path, tokenizer_config: Mapping[str, object])
     own_file = model_path / "chat_template.jinja"
     if own_file.is_file():
         return ChatTemplate(own_file.read_text(encoding="utf-8"), special_tokens)
-    source = tokenizer_config.get("chat_template")
+    source = tokenizer_config.get("chat_template") or _template_of_processor(model_path / "chat_template.json")
     if isinstance(source, list):
         # Several named templates: HF's list form. `default` is the one for a plain conversation.
         named = {
@@ -121,6 +122,14 @@ def load_chat_template(model_path: Path, tokenizer_config: Mapping[str, object])
     if not isinstance(source, str):
         raise ModelError(f"{model_path / 'tokenizer_config.json'}: chat_template must be a string or a list of named templates")
     return ChatTemplate(source, special_tokens)
+
+
+def _template_of_processor(file: Path) -> object:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value.get("chat_template") if isinstance(value, dict) else None
 
 
 def _special_tokens(tokenizer_config: Mapping[str, object]) -> dict[str, str]:

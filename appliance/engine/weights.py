@@ -21,12 +21,15 @@ from torch import Tensor
 from appliance.core.errors import ModelError
 from appliance.core.units import format_bytes
 from appliance.engine.manifest import check_manifest
+from appliance.engine.models.config import OTHER_ENGINES
 
 _LFS_MAGIC = b"version https://git-lfs.github.com"
 _AGAIN = "copy the folder again (the demo: `appliancectl setup --demo`)"
 _LONGEST_HEADER_BYTES = 100 * 1024**2
 """safetensors' own limit."""
 
+_LANGUAGE_MODEL = (("language_model.", ""), ("model.language_model.", "model."))
+"""Before the names of its tensors, in older and newer files, and what stands there in files of a language model."""
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -72,6 +75,7 @@ class ModelWeights:
         self._places: dict[str, TensorPlace] = {}
         for file in _weight_files(folder):
             self._places.update(read_header(file))
+        self._places = _text_part(self._places)
         self._maps: dict[Path, Tensor] = {}
         self._most_copied_bytes = most_copied_bytes
         self._copied_bytes = 0
@@ -198,11 +202,20 @@ def read_header(file: Path) -> dict[str, TensorPlace]:
     return places
 
 
+def _text_part(places: dict[str, TensorPlace]) -> dict[str, TensorPlace]:
+    """Of a model that sees as well, the language model alone, by the names that it has where there is nothing else."""
+    for prefix, alone in _LANGUAGE_MODEL:
+        part = {alone + name.removeprefix(prefix): place for name, place in places.items() if name.startswith(prefix)}
+        if part:
+            return part | {name: place for name, place in places.items() if name == "lm_head.weight"}
+    return places
+
+
 def _check_place(name: str, place: TensorPlace, size_bytes: int) -> None:
     if place.dtype not in _DTYPES:
         raise ModelError(
             f"{place.file}: tensor {name} is stored as {place.dtype}, which the built-in engine does not serve",
-            hint=f"supported: {', '.join(_DTYPES)}; take the unquantised model, or another engine",
+            hint=f"supported: {', '.join(_DTYPES)}; take the unquantised model, or {OTHER_ENGINES}",
         )
     if place.end > size_bytes:
         raise ModelError(

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -21,17 +23,18 @@ from tokenizers import Tokenizer
 from appliance.core.errors import ApplianceError, ModelError
 from appliance.engine import convert as converter
 from appliance.engine.convert import convert, finished
-from appliance.engine.gguf_file import GgufFile
-from appliance.engine.gguf_tokenizer import merges_from_scores
+from appliance.engine.gguf_file import GgufFile, check_readable
+from appliance.engine.gguf_model import llama3_scaling
+from appliance.engine.gguf_tokenizer import build_tokenizer, merges_from_scores, tokenizer_config
 from appliance.engine.progress import Progress
 from appliance.engine.weights import ModelWeights, read_config_json
 from tests.engine.driver import Driver
 from tests.engine.oracle import Oracle, relative_error
 from tests.engine.test_tiny_models import prompt
-from tests.engine.tiny_gguf import GEMMA3, LLAMA, write_gguf
+from tests.engine.tiny_gguf import GEMMA3, LLAMA, LLAMA3, QWEN2, QWEN3, write_gguf
 
 F32, F16, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0
-CONFIGS = {"llama": LLAMA, "gemma3": GEMMA3}
+CONFIGS = {"llama": LLAMA, "llama3-biased": LLAMA3, "qwen2-yarn": QWEN2, "qwen3": QWEN3, "gemma3": GEMMA3}
 
 
 def quiet() -> io.StringIO:
@@ -221,10 +224,17 @@ def test_a_full_disk_is_found_before_anything_is_written(tiny_gguf: Path, tmp_pa
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"general.architecture": "mamba"}, "of architecture 'mamba', which is not converted; converted: llama, gemma3"),
+        (
+            {"general.architecture": "mamba"},
+            "of architecture 'mamba', which is not converted; converted: llama, qwen2, qwen3, gemma3; .*engine.backend",
+        ),
         ({"tokenizer.ggml.pre": "klingon"}, "cuts words the 'klingon' way"),
         ({"tokenizer.ggml.model": "rwkv"}, "tokenizer is of kind 'rwkv'"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn', which is not converted"),
+        (
+            {"llama.rope.scaling.type": "longrope"},
+            "rope scaling 'longrope', which is not converted; converted: linear, yarn; .*engine.backend",
+        ),
+        ({"llama.rope.scaling.type": "linear"}, "has no llama.rope.scaling.factor"),
         ({"llama.context_length": "long"}, "llama.context_length is 'long', expected int"),
         ({"llama.embedding_length": None}, "has no llama.embedding_length"),
     ],
@@ -240,6 +250,42 @@ def test_what_is_not_converted_is_named(fields: dict[str, Any], words: str, tmp_
     with pytest.raises(ModelError, match=words):
         convert(source, tmp_path / "converted", quiet())
     assert not (tmp_path / "converted").exists()
+
+
+def test_a_rope_table_that_is_not_llama_3_s_is_named() -> None:
+    """Its numbers would not come out again."""
+    config = {"rope_theta": 500_000.0, "head_dim": 16}
+    for table in ([1.0] * 7 + [8.0], [8.0] * 8, [1.0] * 4):
+        with pytest.raises(ModelError, match=r"m\.gguf scales its rope by a table that is not Llama 3's"):
+            llama3_scaling(numpy.array(table, dtype=numpy.float32), config, Path("m.gguf"))
+
+
+def test_a_quantisation_that_cannot_be_decoded_is_named_before_anything_is_written(tiny_gguf: Path) -> None:
+    """With one that can, and the engine that can."""
+    tensor = GgufFile(tiny_gguf).tensors["blk.0.ffn_up.weight"]
+    check_readable(tiny_gguf, [tensor])
+    with pytest.raises(ModelError, match=r"tensor blk\.0\.ffn_up\.weight is quantised as Q8_K, which is not converted; .*Q4_K_M.*llamacpp"):
+        check_readable(tiny_gguf, [replace(tensor, kind=gguf.GGMLQuantizationType.Q8_K)])
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+def test_what_most_files_are_quantised_as_can_be_decoded(kind: str, tiny_gguf: Path) -> None:
+    """By the gguf package, block by block."""
+    number = gguf.GGMLQuantizationType[kind]
+    _, size = gguf.GGML_QUANT_SIZES[number]
+    tensor = replace(GgufFile(tiny_gguf).tensors["blk.0.ffn_up.weight"], kind=number, data=numpy.zeros((1, size), numpy.uint8))
+    check_readable(tiny_gguf, [tensor])
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins"), [({}, False), ({"pre": "llama-bpe"}, True), ({"pre": "tekken", "add_bos_token": False}, False)]
+)
+def test_a_text_begins_with_bos_where_the_file_says_so_or_its_kind_does(fields: dict[str, Any], begins: bool, tiny_gguf: Path) -> None:
+    """Llama 3's older files do not say it, and llama.cpp does it all the same."""
+    metadata = {name: value for name, value in GgufFile(tiny_gguf).fields.items() if name != "tokenizer.ggml.add_bos_token"}
+    metadata |= {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
+    assert build_tokenizer(metadata).encode("cat").tokens == ["<s>"] * begins + ["cat"]
+    assert tokenizer_config(metadata, 100)["add_bos_token"] is begins
 
 
 def test_damaged_files_are_named_not_crashed_on(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from appliance_kernels.x86.library import kinds, library
 from tests.engine.driver import GREEDY, Driver, differences
 from tests.engine.oracle import relative_error
 from tests.engine.prompts import PROMPTS, encode
-from tests.engine.test_tiny_models import GEMMA, SIZES, prompt, save_checkpoint
+from tests.engine.test_tiny_models import GEMMA, SIZES, YARN, prompt, save_checkpoint
 
 ANSWERS = Path(__file__).parent / "float32_answers.json"
 """What float32 says to the twenty prompts, 64 tokens each: greedy, as tests/engine/test_real_models.py checks it against transformers."""
@@ -45,6 +45,7 @@ CASES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama-tied-biased": lambda: transformers.LlamaConfig(**FITTING, attention_bias=True, tie_word_embeddings=True),
     "mistral-window": lambda: transformers.MistralConfig(**FITTING, sliding_window=21),
     "qwen2": lambda: transformers.Qwen2Config(**FITTING),
+    "qwen2-yarn": lambda: transformers.Qwen2Config(**FITTING, rope_parameters=YARN),
     "qwen3-odd-head": lambda: transformers.Qwen3Config(**(FITTING | {"head_dim": 48, "num_attention_heads": 6})),
     "gemma3": lambda: transformers.Gemma3TextConfig(**(GEMMA | {"intermediate_size": 192})),
 }

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
+from appliance.core.errors import ModelError
+from appliance.engine.models.registry import read_config
 from tests.engine.driver import GREEDY, Driver, differences
 from tests.engine.oracle import Oracle, relative_error
 
@@ -44,6 +47,11 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+VISION = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 14, "patch_size": 14,
+}  # fmt: skip
+YARN: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
 CASES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": lambda: transformers.LlamaConfig(**SIZES),
     "llama-tied-odd-heads": lambda: transformers.LlamaConfig(
@@ -54,12 +62,27 @@ CASES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama-linear-rope": lambda: transformers.LlamaConfig(
         **SIZES, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
     ),
+    "qwen2-yarn": lambda: transformers.Qwen2Config(**SIZES, rope_parameters=YARN),
+    "qwen3-yarn-in-full": lambda: transformers.Qwen3Config(
+        **SIZES,
+        head_dim=24,
+        rope_parameters=YARN | {"beta_fast": 8.0, "beta_slow": 0.5, "mscale": 0.8, "mscale_all_dim": 0.4, "truncate": False},
+    ),
     "mistral-window": lambda: transformers.MistralConfig(**SIZES, sliding_window=16),
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=None, head_dim=32),
     "qwen2": lambda: transformers.Qwen2Config(**SIZES),
     "qwen2-window": lambda: transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=1),
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=24),
     "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA),
+    "gemma3-that-sees": lambda: transformers.Gemma3Config(
+        text_config=GEMMA,
+        vision_config=VISION,
+        tie_word_embeddings=False,
+        mm_tokens_per_image=1,
+        image_token_index=9,
+        boi_token_index=7,
+        eoi_token_index=8,
+    ),
 }
 
 
@@ -111,6 +134,41 @@ def test_sharded_checkpoints_are_read_whole(tmp_path: Path) -> None:
     save_checkpoint(CASES["qwen3"](), tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     check_against_oracle(tmp_path, 1e-5)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+@pytest.mark.parametrize(("case", "architecture"), [("gemma3", "Gemma3"), ("mistral", "Mistral3")])
+def test_of_a_model_that_sees_the_language_model_is_served(case: str, architecture: str, prefix: str, tmp_path: Path) -> None:
+    """By the names of its tensors in older and newer files; the rest of it is left alone."""
+    alone, sees = save_checkpoint(CASES[case](), tmp_path / "alone"), tmp_path / "sees"
+    sees.mkdir()
+    head = "language_model.lm_head." if prefix.startswith("language_model") else "lm_head."
+    tensors = {
+        name.replace("model.", prefix, 1).replace("lm_head.", head): tensor
+        for name, tensor in load_file(alone / "model.safetensors").items()
+    }
+    save_file(tensors | {"vision_tower.weight": torch.ones(3)}, sees / "model.safetensors", {"format": "pt"})
+    text = json.loads((alone / "config.json").read_text())
+    config = {"architectures": [f"{architecture}ForConditionalGeneration"], "text_config": text, "vision_config": VISION}
+    (sees / "config.json").write_text(json.dumps(config))
+    ids = prompt(60)
+    found, expected = (Driver(folder, kv_pool_bytes=8 * 1024**2).run({"a": ids}) for folder in (sees, alone))
+    assert not differences(found, expected)
+    (sees / "config.json").write_text(json.dumps(config | {"text_config": text | {"model_type": "ministral3"}}))
+    with pytest.raises(ModelError, match=r"text_config is of kind 'ministral3'; supported here: '.*'; .*engine\.backend"):
+        Driver(sees)
+
+
+def test_what_the_files_of_larger_gemmas_leave_out() -> None:
+    """Transformers takes it for granted."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    ours = read_config({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
+    theirs = transformers.Gemma3Config(text_config=text).text_config
+    assert (ours.heads, ours.kv_heads, ours.head_dim) == (theirs.num_attention_heads, theirs.num_key_value_heads, theirs.head_dim)
+    assert (ours.vocab_size, ours.max_context_tokens, ours.tied_embedding) == (theirs.vocab_size, theirs.max_position_embeddings, True)
+    assert [layer.window_tokens for layer in ours.layers] == [1024 if kind.startswith("slid") else 0 for kind in theirs.layer_types]
+    assert (ours.layers[5].rope.factor, ours.layers[0].rope.factor) == (8.0, 1.0)
 
 
 def test_older_configuration_files_are_read_too(tmp_path: Path) -> None:

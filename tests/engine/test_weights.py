@@ -111,10 +111,18 @@ def test_what_lies_there_instead_says_what_to_do(folder: Path, file: str, words:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported.*supported: LlamaForCausalLM, Mistral"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "architecture MambaForCausalLM is not supported.*supported: LlamaForCausalLM, Mistral.*engine.backend",
+        ),
         ({"architectures": None}, "architectures is None, expected a list with one name"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantisation 'gptq' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantisation 'gptq' is not supported.*engine.backend"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}},
+            "rope scaling 'longrope' is not supported.*supported: default, linear, llama3, yarn; .* engine.backend",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "factor is None, expected a number"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "factor is 0.5, expected at least 1"),
         ({"hidden_act": "relu"}, "activation 'relu' is not supported; supported: silu, gelu"),
         ({"mlp_bias": True}, "mlp_bias = True is not supported"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
@@ -143,6 +151,20 @@ def test_gemma_must_say_what_each_layer_sees() -> None:
             read_config(config | {"layer_types": types})
     with pytest.raises(ModelError, match=r"final_logit_softcapping = 30\.0 is not supported"):
         read_config(config | {"final_logit_softcapping": 30.0})
+
+
+def test_gemma_has_no_yarn_and_qwen_has_the_context_that_it_makes() -> None:
+    """Which its instructions add to a file that goes on naming the shorter one."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    gemma = transformers.Gemma3TextConfig(**(SIZES | {"head_dim": 32})).to_dict() | {"architectures": ["Gemma3ForCausalLM"]}
+    with pytest.raises(ModelError, match="rope scaling 'yarn' is not supported"):
+        read_config(gemma | {"rope_parameters": {"full_attention": yarn, "sliding_attention": {"rope_type": "default"}}})
+    qwen = transformers.Qwen2Config(**SIZES).to_dict() | {"architectures": ["Qwen2ForCausalLM"]}
+    assert read_config(qwen).max_context_tokens == 512
+    assert read_config(qwen | {"rope_parameters": yarn | {"rope_theta": 1e6}}).max_context_tokens == 2048
+    del qwen["rope_parameters"]
+    older = {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512}}
+    assert read_config(qwen | older).max_context_tokens == 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from appliance.core.errors import ModelError
+
+OTHER_ENGINES = 'serve this model with another engine: engine.backend = "sglang" or "vllm"'
+SCALINGS = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +19,12 @@ class RopeSpec:
 
     Attributes:
         base: θ of the frequencies base^(−2i/D).
-        kind: "default", "linear" or "llama3".
-        factor: of both scalings; 1.0 for "default".
-        low_freq_factor, high_freq_factor, original_context_tokens: of "llama3".
+        kind: one of SCALINGS.
+        factor: of the scaling; 1.0 for "default".
+        low_freq_factor, high_freq_factor: of "llama3".
+        original_context_tokens: of "llama3" and "yarn".
+        beta_fast, beta_slow, whole_dimensions: of "yarn".
+        magnitude: of "yarn": turned queries and keys are each multiplied by it.
     """
 
     base: float
@@ -27,6 +33,10 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_tokens: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    whole_dimensions: bool = True
+    magnitude: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,19 @@ class RawConfig:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.fields = fields
 
+    def text_part(self, kind: str, usual: Mapping[str, Any] | None = None) -> RawConfig:
+        """The language model's of a model that sees as well; what its file leaves out is as `usual`.
+
+        Raises:
+            ModelError: there is none, or of another kind.
+        """
+        part = self.fields.get("text_config")
+        if not isinstance(part, dict) or part.get("model_type", kind) != kind:
+            found = part.get("model_type") if isinstance(part, dict) else part
+            raise ModelError(f"config.json: text_config is of kind {found!r:.60}; supported here: {kind!r}", hint=OTHER_ENGINES)
+        whole = {name: self.fields[name] for name in ("tie_word_embeddings",) if name in self.fields}  # one head, whoever sees
+        return RawConfig({**(usual or {}), **part, **whole})
+
     def whole(self, name: str, default: int | None = None) -> int:
         """A positive whole number.
 
@@ -126,7 +149,7 @@ class RawConfig:
         if value is not None and value not in allowed:
             raise ModelError(
                 f"config.json: {name} = {value!r} is not supported by the built-in engine",
-                hint=f"supported: {', '.join(repr(a) for a in allowed) or 'absent'}; serve this model with another engine",
+                hint=f"supported: {', '.join(repr(a) for a in allowed) or 'absent'}; {OTHER_ENGINES}",
             )
 
     def attention_shape(self) -> tuple[int, int, int]:
@@ -152,7 +175,13 @@ class RawConfig:
             raise ModelError(f"config.json: activation {name!r} is not supported; supported: {', '.join(known)}")
         return known[name]
 
-    def rope(self, layer_type: str | None = None, base_key: str = "rope_theta", base: float = 10_000.0) -> RopeSpec:
+    def rope(
+        self,
+        layer_type: str | None = None,
+        base_key: str = "rope_theta",
+        base: float = 10_000.0,
+        kinds: Sequence[str] = SCALINGS,
+    ) -> RopeSpec:
         """From `rope_parameters` (transformers 5; a layer type's own where they differ) or `rope_theta` and `rope_scaling`.
 
         Raises:
@@ -163,12 +192,12 @@ class RawConfig:
             new = new[layer_type]
         scaling = new or (self.fields.get("rope_scaling") or {} if base_key == "rope_theta" else {})
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
-        if kind not in ("default", "linear", "llama3"):
+        if kind not in kinds:
             raise ModelError(
                 f"config.json: rope scaling {kind!r} is not supported by the built-in engine",
-                hint="supported: default, linear, llama3; serve this model with another engine",
+                hint=f"supported: {', '.join(kinds)}; {OTHER_ENGINES}",
             )
-        return RopeSpec(
+        spec = RopeSpec(
             base=RawConfig(new).number("rope_theta", self.number(base_key, base)),
             kind=kind,
             factor=RawConfig(scaling).number("factor", 1.0),
@@ -176,3 +205,25 @@ class RawConfig:
             high_freq_factor=RawConfig(scaling).number("high_freq_factor", 4.0),
             original_context_tokens=RawConfig(scaling).whole("original_max_position_embeddings", 8192),
         )
+        return self._yarn(spec, RawConfig(scaling)) if kind == "yarn" else spec
+
+    def _yarn(self, spec: RopeSpec, scaling: RawConfig) -> RopeSpec:
+        """With what YaRN has beside; defaults as the paper and transformers have them."""
+        original = scaling.whole("original_max_position_embeddings", self.whole("max_position_embeddings"))
+        factor = scaling.number("factor")
+        if factor < 1.0:
+            raise ModelError(f"config.json: rope scaling factor is {factor:g}, expected at least 1")
+        one, all_dims = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
+        usual = _magnitude(factor, one) / _magnitude(factor, all_dims) if one and all_dims else _magnitude(factor, 1.0)
+        return replace(
+            spec,
+            original_context_tokens=original,
+            beta_fast=scaling.number("beta_fast", 32.0),
+            beta_slow=scaling.number("beta_slow", 1.0),
+            whole_dimensions=scaling.flag("truncate", True),
+            magnitude=scaling.number("attention_factor", usual),
+        )
+
+
+def _magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0

@@ -135,7 +135,8 @@ class Decoder:
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """f_i = base^(−2i/D), scaled: by 1/factor ("linear"), or so for long waves only, with a ramp between ("llama3").
+    """f_i = base^(−2i/D), scaled: by 1/factor ("linear"), or so for long waves only, with a ramp between: over their turns in the
+    original context ("llama3"), or over i, from where a wave makes beta_fast turns in it to where it makes beta_slow ("yarn").
 
     Returns:
         [D/2], float32.
@@ -147,7 +148,23 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
         turns = spec.original_context_tokens * frequencies / (2 * math.pi)  # over the original context
         ramp = ((turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)).clamp(0.0, 1.0)
         return (1 - ramp) * frequencies / spec.factor + ramp * frequencies
+    if spec.kind == "yarn":
+        ramp = _yarn_ramp(spec, head_dim)
+        return (1 - ramp) * frequencies + ramp * frequencies / spec.factor
     return frequencies
+
+
+def _yarn_ramp(spec: RopeSpec, head_dim: int) -> Tensor:
+    """From 0, waves that stay as they are, to 1: [D/2], float32."""
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(spec.original_context_tokens / (turns * 2 * math.pi)) / (2 * math.log(spec.base))
+
+    low, high = dimension(spec.beta_fast), dimension(spec.beta_slow)
+    if spec.whole_dimensions:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)).clamp(0.0, 1.0)
 
 
 def _read_layer(weights: Weights, prefix: str, config: DecoderConfig) -> _Layer:

@@ -7,6 +7,18 @@ from appliance.engine.models.config import DecoderConfig, LayerSpec, RawConfig
 
 _SLIDING = "sliding_attention"
 _FULL = "full_attention"
+_USUAL = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
+"""What the files of the larger models leave out, because transformers takes it for granted."""
+_SCALINGS = ("default", "linear", "llama3")
+"""Not YaRN, whose magnitude would be another one in each kind of layer."""
 
 
 def read_gemma3(architecture: str, raw: RawConfig) -> DecoderConfig:
@@ -17,8 +29,8 @@ def read_gemma3(architecture: str, raw: RawConfig) -> DecoderConfig:
     heads, kv_heads, head_dim = raw.attention_shape()
     hidden_size = raw.whole("hidden_size")
     specs = {
-        _SLIDING: LayerSpec(raw.whole("sliding_window"), raw.rope(_SLIDING, "rope_local_base_freq", 10_000.0)),
-        _FULL: LayerSpec(0, raw.rope(_FULL, "rope_theta", 1_000_000.0)),
+        _SLIDING: LayerSpec(raw.whole("sliding_window"), raw.rope(_SLIDING, "rope_local_base_freq", 10_000.0, _SCALINGS)),
+        _FULL: LayerSpec(0, raw.rope(_FULL, "rope_theta", 1_000_000.0, _SCALINGS)),
     }
     return DecoderConfig(
         architecture=architecture,
@@ -39,6 +51,11 @@ def read_gemma3(architecture: str, raw: RawConfig) -> DecoderConfig:
         norm_offset=1.0,
         embedding_scale=hidden_size**0.5,
     )
+
+
+def read_gemma3_text(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """The language model of those that see as well (4B and larger); images are refused at the door. Raises as `read_gemma3`."""
+    return read_gemma3(architecture, raw.text_part("gemma3_text", _USUAL))
 
 
 def _layer_types(raw: RawConfig) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.engine.models.config import DecoderConfig, LayerSpec, RawConfig
+from appliance.engine.models.config import DecoderConfig, LayerSpec, RawConfig, RopeSpec
 
 
 def read_llama(architecture: str, raw: RawConfig) -> DecoderConfig:
@@ -14,6 +14,7 @@ def read_llama(architecture: str, raw: RawConfig) -> DecoderConfig:
         ModelError: a key is missing, wrong, or asks for what the decoder does not do.
     """
     raw.refuse("mlp_bias", False)
+    raw.refuse("partial_rotary_factor", 1)
     raw.refuse("attn_logit_softcapping")
     raw.refuse("final_logit_softcapping")
     heads, kv_heads, head_dim = raw.attention_shape()
@@ -29,11 +30,22 @@ def read_llama(architecture: str, raw: RawConfig) -> DecoderConfig:
         layers=tuple(LayerSpec(window, rope) for window in _windows(architecture, raw)),
         norm_eps=raw.number("rms_norm_eps", 1e-6),
         activation=raw.activation(),
-        attention_scale=head_dim**-0.5,
+        attention_scale=rope.magnitude**2 * head_dim**-0.5,
         tied_embedding=raw.flag("tie_word_embeddings", False),
-        max_context_tokens=raw.whole("max_position_embeddings"),
+        max_context_tokens=_context_tokens(raw, rope),
         qk_norm=architecture.startswith("Qwen3"),
     )
+
+
+def read_mistral3_text(_architecture: str, raw: RawConfig) -> DecoderConfig:
+    """The language model of Mistral Small 3.1 and 3.2, which see as well; images are refused at the door. Raises as `read_llama`."""
+    return read_llama("MistralForCausalLM", raw.text_part("mistral"))
+
+
+def _context_tokens(raw: RawConfig, rope: RopeSpec) -> int:
+    """Qwen's instructions have YaRN added to a file that goes on naming the length from before."""
+    named = raw.whole("max_position_embeddings")
+    return max(named, int(rope.factor * rope.original_context_tokens)) if rope.kind == "yarn" else named
 
 
 def _windows(architecture: str, raw: RawConfig) -> list[int]:

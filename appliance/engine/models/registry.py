@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from appliance.core.errors import ModelError
-from appliance.engine.models.config import DecoderConfig, RawConfig
-from appliance.engine.models.gemma3 import read_gemma3
-from appliance.engine.models.llama import read_llama
+from appliance.engine.models.config import OTHER_ENGINES, DecoderConfig, RawConfig
+from appliance.engine.models.gemma3 import read_gemma3, read_gemma3_text
+from appliance.engine.models.llama import read_llama, read_mistral3_text
 
 ARCHITECTURES: Mapping[str, Callable[[str, RawConfig], DecoderConfig]] = {
     "LlamaForCausalLM": read_llama,
     "MistralForCausalLM": read_llama,
     "Qwen2ForCausalLM": read_llama,
     "Qwen3ForCausalLM": read_llama,
+    "Mistral3ForConditionalGeneration": read_mistral3_text,
     "Gemma3ForCausalLM": read_gemma3,
+    "Gemma3ForConditionalGeneration": read_gemma3_text,
 }
 
 
@@ -31,13 +33,13 @@ def read_config(fields: Mapping[str, Any]) -> DecoderConfig:
     if names[0] not in ARCHITECTURES:
         raise ModelError(
             f"architecture {names[0]} is not supported by the built-in engine",
-            hint=f"supported: {', '.join(ARCHITECTURES)}; serve this model with another engine",
+            hint=f"supported: {', '.join(ARCHITECTURES)}; {OTHER_ENGINES}",
         )
     quantization = fields.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         raise ModelError(
             f"quantisation {method!r} is not supported by the built-in engine",
-            hint="take the unquantised model (bf16, fp16 or fp32), a GGUF file to convert, or another engine",
+            hint=f"take the unquantised model (bf16, fp16 or fp32) or a GGUF file to convert; or {OTHER_ENGINES}",
         )
     return ARCHITECTURES[names[0]](names[0], RawConfig(fields))
