@@ -18,6 +18,7 @@ from appliance.engine.kv_cache import KvCache
 from appliance.engine.models.decoder import Attend as DecoderAttend
 from appliance.engine.models.decoder import Decoder
 from appliance.engine.models.linear import padded_rows
+from appliance.engine.prompt_likelihoods import add_likelihoods
 from appliance.engine.scheduler import Chunk
 from appliance.engine.sequence import Sequence
 from appliance_kernels.on_card import Attend, Cache, OnCard, Piece, Reader, Write
@@ -104,6 +105,8 @@ class CardRunner(BlockKeeping):
             writes.append((piece.row, self._plan_write([(piece.reader, place) for place in places], region)))
         attend = self._attention(len(token_ids), writes, self._card.plan_prefill(pieces, self._windows, self._readable_cache))
         hidden = self._decoder.forward(*self._padded(token_ids, positions), attend)
+        for piece, chunk in zip(pieces, chunks, strict=True):
+            add_likelihoods(chunk, piece.row, lambda rows: self._logits(hidden, list(rows)))
         last = [piece.row + piece.count - 1 for piece, chunk in zip(pieces, chunks, strict=True) if chunk.chooses]
         return self._logits(hidden, last) if last else None
 

@@ -55,6 +55,10 @@ class TokenBytes:
         wanted = set(names)
         return {token_id: token.content.encode() for token_id, token in self._added.items() if token.special and token.content in wanted}
 
+    def specials(self) -> dict[int, bytes]:
+        """All special tokens: by id, what they are called."""
+        return {token_id: token.content.encode() for token_id, token in self._added.items() if token.special}
+
     def _look_up(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None and added.special:

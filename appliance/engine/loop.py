@@ -339,9 +339,7 @@ class EngineLoop:
             elif sequence.answer_tokens >= sequence.request.sampling.max_new_tokens:
                 self._finish(sequence, FinishReason.LENGTH, output, likelihoods=choice.likelihoods)
             else:
-                sequence.on_output(
-                    TokenOutput(sequence.request.request_id, output, cached_tokens=sequence.cached_tokens, likelihoods=choice.likelihoods)
-                )
+                sequence.give_out(output, likelihoods=choice.likelihoods)
 
     def _fail_choice(self, sequence: Sequence, choice: NoChoice) -> None:
         request_id, count = sequence.request.request_id, len(sequence.token_ids)
@@ -368,7 +366,7 @@ class EngineLoop:
             scheduler.remove(sequence)
         assert sequence.stage is Stage.FINISHED
         del self._living[sequence.request.request_id]
-        sequence.on_output(TokenOutput(sequence.request.request_id, token_ids, reason, sequence.cached_tokens, error, likelihoods))
+        sequence.give_out(token_ids, reason, error, likelihoods)
 
     def _snapshot(self) -> EngineStats:
         lanes = (self._shared, *self._apart.values())

@@ -30,6 +30,7 @@ class SamplingParams:
         repetition_penalty: a positive logit of a token of prompt or answer is divided by it, a negative one multiplied; 1 is off.
         logit_bias: (token id, what is added to its logit).
         logprobs: report each token's log probability, and those of so many likeliest; None: do not.
+        prompt_logprobs: the same of the prompt's tokens.
     """
 
     max_new_tokens: int
@@ -45,6 +46,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def adjusts(self) -> bool:
@@ -126,6 +128,7 @@ class TokenOutput:
         cached_tokens: of the prompt, found in the prefix cache.
         error: for ERROR: one sentence with numbers, fit for a client.
         likelihoods: of these tokens, where the request asked for them.
+        prompt_likelihoods: of the prompt's tokens but the first, where the request asked for them: in the first output.
     """
 
     request_id: str
@@ -134,6 +137,7 @@ class TokenOutput:
     cached_tokens: int = 0
     error: str | None = None
     likelihoods: tuple[Likelihood, ...] = ()
+    prompt_likelihoods: tuple[Likelihood, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

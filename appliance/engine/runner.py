@@ -13,6 +13,7 @@ from appliance.engine.kv_cache import KvCache
 from appliance.engine.models.decoder import Attend, Decoder
 from appliance.engine.models.int8_decoder import Int8Decoder, Paging, Span
 from appliance.engine.models.linear import padded_rows
+from appliance.engine.prompt_likelihoods import add_likelihoods
 from appliance.engine.scheduler import Chunk
 from appliance.engine.sequence import Sequence
 from appliance_kernels.kv_write.reference import Violations, WritePlan, kv_write, plan_write
@@ -64,6 +65,8 @@ class ModelRunner(BlockKeeping):
         else:
             attend = self._prefill_attention(spans, writes, self._mixed_rows(len(token_ids)))
             hidden = self._decoder.forward(*self._padded(token_ids, positions), attend)
+        for span, chunk in zip(spans, chunks, strict=True):
+            add_likelihoods(chunk, span.begin, lambda rows: self._logits(hidden, list(rows)))
         last = [span.begin + span.count - 1 for span, chunk in zip(spans, chunks, strict=True) if chunk.chooses]
         return self._logits(hidden, last) if last else None
 

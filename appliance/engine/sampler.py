@@ -83,7 +83,7 @@ def _choose(logits: Tensor, token: int, sequence: Sequence) -> Choice | NoChoice
     usable = logits
     if _changes(sequence):
         try:
-            usable = _allowed(_adjusted(logits.cpu(), sequence), sequence.request.constraint)
+            usable = _going_on(_allowed(_adjusted(logits.cpu(), sequence), sequence.request.constraint), sequence)
         except ConstraintFailed as failure:
             return NoChoice(str(failure))
         token = int(usable.argmax())
@@ -99,9 +99,9 @@ def _choose(logits: Tensor, token: int, sequence: Sequence) -> Choice | NoChoice
 
 
 def _adjusted(logits: Tensor, sequence: Sequence) -> Tensor:
-    """Penalties, biases, and no end before its time; new."""
+    """Penalties and biases; new."""
     sampling = sequence.request.sampling
-    changed = adjusted(
+    return adjusted(
         logits,
         torch.tensor(sequence.request.prompt_ids),
         torch.tensor(sequence.token_ids[sequence.prompt_tokens :], dtype=torch.int64),
@@ -110,9 +110,16 @@ def _adjusted(logits: Tensor, sequence: Sequence) -> Tensor:
         sampling.frequency_penalty,
         sampling.logit_bias,
     )
-    if sequence.answer_tokens < sampling.min_new_tokens:
-        changed[list(sampling.stop_token_ids)] = _NEVER
-    return changed
+
+
+def _going_on(logits: Tensor, sequence: Sequence) -> Tensor:
+    """No end before its time, unless the end is all that may be said."""
+    sampling = sequence.request.sampling
+    if sequence.answer_tokens >= sampling.min_new_tokens or not sampling.stop_token_ids:
+        return logits
+    longer = logits.clone()
+    longer[list(sampling.stop_token_ids)] = _NEVER
+    return longer if longer.max() > _NEVER else logits
 
 
 def _allowed(logits: Tensor, constraint: Constraint | None) -> Tensor:

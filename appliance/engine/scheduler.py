@@ -27,6 +27,9 @@ from appliance.engine.order import note_admission, note_preemption, rank
 from appliance.engine.prefix_cache import PrefixCache, Promotion, Promotions, chain
 from appliance.engine.sequence import Sequence, Stage
 
+JUDGED_CHUNK_TOKENS = 64
+"""Of a prompt whose tokens' likelihoods are wanted: each of them takes a row of logits and a sum over the vocabulary."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -116,6 +119,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new one."""
         sequence.digests = chain(sequence.request.prompt_ids, self._block_tokens) if self._caching else []
+        if sequence.request.sampling.prompt_logprobs is not None:
+            sequence.most_chunk_tokens = JUDGED_CHUNK_TOKENS
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -245,7 +250,7 @@ class Scheduler:
         """The whole prompt or nothing; and not where those who run need the last blocks for their next tokens."""
         if not self._decode_room(self.running + 1):
             return False
-        found = self.cache.find(sequence.digests[: (sequence.prompt_tokens - 1) // self._block_tokens])
+        found = self.cache.find(sequence.digests[: self._reusable_blocks(sequence)])
         self.pool.retain(found)
         missing = self.pool.geometry.blocks_for(sequence.prompt_tokens) - len(found)
         if not self._prefill_room(missing):
@@ -260,6 +265,11 @@ class Scheduler:
         sequence.stage = Stage.PREFILLING
         self._prefilling.append(sequence)
         return True
+
+    def _reusable_blocks(self, sequence: Sequence) -> int:
+        """Of its prompt, from the first: not those of a token whose logits are wanted."""
+        judged = sequence.request.sampling.prompt_logprobs is not None
+        return 0 if judged else (sequence.prompt_tokens - 1) // self._block_tokens
 
     def _resume(self, sequence: Sequence) -> bool:
         """A preempted one comes back with room for all of its answer so far, and some to spare for the others."""

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from appliance.engine.messages import GenerateRequest, TokenOutput
+from appliance.engine.messages import FinishReason, GenerateRequest, Likelihood, TokenOutput
 
 
 class Stage(enum.Enum):
@@ -33,6 +33,7 @@ class Sequence:
         most_chunk_tokens: of one prefill step, where more found no memory; 0: no such limit.
         cached_tokens: of the prompt, taken from the prefix cache when it was admitted.
         overtaken: how often younger ones went past it; see order.py.
+        prompt_likelihoods: of the prompt's tokens but the first, where they were asked for, until they are given out.
         saved_blocks: how many blocks of its answer so far lie in the host's memory, while it waits to come back; see swap.py.
         prompt_blocks: of the prefill region; the last may be partly filled.
         decode_blocks: of the decode region. The first begins where the prompt's last full block ends: with a copy of the
@@ -50,6 +51,7 @@ class Sequence:
     most_chunk_tokens: int = 0
     cached_tokens: int = 0
     overtaken: int = 0
+    prompt_likelihoods: list[Likelihood] = field(default_factory=list)
     saved_blocks: int = 0
     prompt_blocks: list[int] = field(default_factory=list)
     decode_blocks: list[int] = field(default_factory=list)
@@ -73,6 +75,18 @@ class Sequence:
     def blocks(self) -> list[int]:
         """All that it holds."""
         return self.prompt_blocks + self.decode_blocks
+
+    def give_out(
+        self,
+        token_ids: tuple[int, ...] = (),
+        finish: FinishReason | None = None,
+        error: str | None = None,
+        likelihoods: tuple[Likelihood, ...] = (),
+    ) -> None:
+        """Tell whoever asked; the first time also of the prompt's tokens."""
+        of_prompt, self.prompt_likelihoods = tuple(self.prompt_likelihoods), []
+        told = TokenOutput(self.request.request_id, token_ids, finish, self.cached_tokens, error, likelihoods, of_prompt)
+        self.on_output(told)
 
     def table(self, block_tokens: int) -> list[int]:
         """Its blocks in order of position."""

@@ -38,6 +38,8 @@ class SamplingDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 class ModelText:
@@ -100,9 +102,9 @@ class ModelText:
             if at_least > most_tokens:
                 raise TooManyTokens(at_least)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of these tokens, special ones left out."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of these tokens; without the special ones, or with their names."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self, prompt_ids: Sequence[int], shown: Mapping[int, bytes] | None = None) -> Detokenizer:
         """For one answer that goes on from this prompt; `shown`: see `marks`."""
@@ -111,6 +113,10 @@ class ModelText:
     def marks(self, names: Iterable[str]) -> dict[int, bytes]:
         """Those of these names that are special tokens of this model, by id. Otherwise an answer's text is without them."""
         return self._token_bytes.marks(names)
+
+    def specials(self) -> dict[int, bytes]:
+        """All special tokens of this model by id, for who wants them in a text."""
+        return self._token_bytes.specials()
 
     def token(self, token_id: int) -> tuple[str, bytes]:
         """What stands for one token in a list of them, and its bytes; half a character is U+FFFD, a special token its name."""
@@ -173,4 +179,5 @@ def _sampling_defaults(generation: Mapping[str, object]) -> SamplingDefaults:
 
     if generation.get("do_sample") is False:
         return SamplingDefaults()
-    return SamplingDefaults(number("temperature", 1.0), number("top_p", 1.0), int(number("top_k", 0)))
+    chosen = (number("temperature", 1.0), number("top_p", 1.0), int(number("top_k", 0)))
+    return SamplingDefaults(*chosen, number("min_p", 0.0), number("repetition_penalty", 1.0))

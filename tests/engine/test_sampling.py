@@ -117,6 +117,13 @@ def test_no_stop_token_comes_before_its_time(tiny: Path) -> None:
     assert free[2] not in answer.token_ids
 
 
+def test_what_may_only_end_ends_before_its_time(tiny: Path) -> None:
+    """A grammar at its end leaves nothing but a stop token: more tokens were asked for than it has."""
+    ends = replace(GREEDY, stop_token_ids=frozenset({3}), min_new_tokens=6)
+    answer, _ = ask(Driver(tiny), "a", ends, Only([{5}, {6}, {3, 7}, {3}, {1}]))
+    assert (answer.finish, answer.token_ids) == (FinishReason.STOP, [5, 6, 7])
+
+
 def test_likelihoods_are_of_the_model_before_anything_was_adjusted(tiny: Path) -> None:
     """Each token's own and the likeliest ones', against a float64 softmax of the recorded logits."""
     sampling = replace(HOT, logprobs=5, repetition_penalty=1.3, top_k=3)

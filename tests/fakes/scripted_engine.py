@@ -95,7 +95,9 @@ class ScriptedEngine:
                 return FinishReason.STOP
             time.sleep(self.step_s)
             self.produced += 1
-            on_output(TokenOutput(request.request_id, (token_id,), likelihoods=_likelihoods(request, token_id, index)))
+            of_prompt = () if index > known else _of_prompt(request)
+            of_token = _likelihoods(request, token_id, index)
+            on_output(TokenOutput(request.request_id, (token_id,), likelihoods=of_token, prompt_likelihoods=of_prompt))
             if index + 1 == request.sampling.max_new_tokens:
                 return FinishReason.LENGTH
         return FinishReason.STOP
@@ -108,3 +110,14 @@ def _likelihoods(request: GenerateRequest, token_id: int, index: int) -> tuple[L
         return ()
     logprob = -0.25 * (index + 1)
     return (Likelihood(logprob, tuple((token_id + other, logprob - other) for other in range(count))),)
+
+
+def _of_prompt(request: GenerateRequest) -> tuple[Likelihood, ...]:
+    """Where they are asked for: −1 for the second token, −2 for the third and so on."""
+    count = request.sampling.prompt_logprobs
+    if count is None:
+        return ()
+    return tuple(
+        Likelihood(-float(index), tuple((token_id + other, -float(index) - other) for other in range(count)))
+        for index, token_id in enumerate(request.prompt_ids[1:], 1)
+    )

@@ -104,13 +104,14 @@ class Job:
         return self.shape, *(shape for _, shape in self.others)
 
 
-def others_of(requests: Sequence[GenerateRequest], seed: int, constrain: Constrain) -> list[GenerateRequest]:
-    """All but the first, made different: each with an id and a seed of its own, which follow from the first one's."""
+def others_of(requests: Sequence[GenerateRequest], seed: int, constrain: Constrain, seeds: int = 0) -> list[GenerateRequest]:
+    """All but the first, made different: each with an id and a seed of its own, which follow from the first one's. With `seeds`, so many
+    seeds in turn: those of the answers to one prompt."""
     return [
         replace(
             request,
             request_id=f"{request.request_id}-{index}",
-            sampling=replace(request.sampling, seed=(seed + index) % 2**63),
+            sampling=replace(request.sampling, seed=(seed + (index % seeds if seeds else index)) % 2**63),
             constraint=constrain(),
         )
         for index, request in enumerate(requests[1:], 1)

@@ -15,6 +15,8 @@ from appliance.engine.api.errors import bad_request
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
+_LONGEST_NAME = 100
+"""Of a field that is looked for among those that there are; a client may send one of megabytes."""
 
 
 def parse_object(body: bytes) -> dict[str, object]:
@@ -159,7 +161,7 @@ class Fields:
         for name in self._values.keys() - self._read:
             if self._values[name] is None:
                 continue  # SGLang's load generator has fields of features that it does not use
-            near = difflib.get_close_matches(name, self._read, n=1)
+            near = difflib.get_close_matches(name[:_LONGEST_NAME], self._read, n=1)
             cure = f"did you mean {near[0]}?" if near else "leave it out"
             path = self.path(_SHORT.repr(name)[1:-1])
             raise bad_request(f"{path} is no parameter of this endpoint; {cure}", path, "unknown_parameter")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from appliance.engine.api.constraints import read_constraint
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json, OpenAiEvents
 from appliance.engine.api.fields import Fields
-from appliance.engine.api.generation import Ending, Piece
+from appliance.engine.api.generation import Ending, Piece, joined
+from appliance.engine.api.likelihood import GenerateLogprobs, read_generate_logprobs
 from appliance.engine.api.parameters import check_model, encode_prompt, fit, read_priority, read_sampling
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.messages import FinishReason, GenerateRequest
@@ -27,8 +29,8 @@ def read_generate(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> 
     constrain = read_constraint(parameters, model, response_format=False)
     parameters.end()
     stream, priority = fields.flag("stream"), read_priority(fields)
-    for name, neutral in (("return_logprob", False), ("logprob_start_len", -1), ("top_logprobs_num", 0), ("return_routed_experts", False)):
-        fields.only(name, neutral)
+    logprobs = read_generate_logprobs(fields, model.text)
+    fields.only("return_routed_experts", False)
     rid = fields.text("rid")
     text, input_ids = fields.text("text"), fields.token_ids("input_ids", model.text.vocabulary)
     fields.end()
@@ -40,19 +42,23 @@ def read_generate(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> 
     # The engine's ids must be unique, a client's need not be.
     ticket = ticket or new_ticket("gen", sampling.seed)
     params = fit(sampling, input_ids, model, param)
+    if logprobs is not None:
+        judged = None if logprobs.start is None else logprobs.top
+        params = replace(params, logprobs=logprobs.top, prompt_logprobs=judged)
     request = GenerateRequest(ticket.request_id, input_ids, params, constraint=constrain(), priority=priority)
-    return Job(ticket, request, sampling.stops, stream, GenerateShape(rid or ticket.request_id, ticket.created_s))
+    shape = GenerateShape(rid or ticket.request_id, ticket.created_s, input_ids, logprobs)
+    return Job(ticket, request, sampling.stops, stream, shape, shown=sampling.shown)
 
 
 class GenerateShape(OpenAiEvents):
     """SGLang's answer; the events of a stream carry all of the text and tokens so far, as SGLang's do."""
 
-    def __init__(self, rid: str, started_s: float) -> None:
+    def __init__(self, rid: str, started_s: float, prompt_ids: tuple[int, ...], logprobs: GenerateLogprobs | None = None) -> None:
         self._rid = rid
         self._started_s = started_s
-        self._text = ""
-        self._token_ids: list[int] = []
-        self._prompt_tokens = 0
+        self._prompt_ids = prompt_ids
+        self._logprobs = logprobs
+        self._so_far = Piece("", ())
 
     def whole(self, piece: Piece, ending: Ending) -> Json:
         """The answer without a stream."""
@@ -66,16 +72,14 @@ class GenerateShape(OpenAiEvents):
     def piece(self, piece: Piece) -> list[Json]:
         """Text and tokens so far."""
         self._grow(piece)
-        meta = {"id": self._rid, "finish_reason": None, "completion_tokens": len(self._token_ids)}
-        return [{"text": self._text, "output_ids": self._token_ids, "meta_info": meta}]
+        return [self._told({"id": self._rid, "finish_reason": None, "completion_tokens": len(self._so_far.token_ids)})]
 
     def end(self, ending: Ending) -> list[Json]:
         """The last event is the whole answer."""
         return [self._answer(ending)]
 
     def _grow(self, piece: Piece) -> None:
-        self._text += piece.text
-        self._token_ids += piece.token_ids
+        self._so_far = joined((self._so_far, piece))
 
     def _answer(self, ending: Ending) -> Json:
         reason: Json = {"type": ending.finish.value}
@@ -91,4 +95,8 @@ class GenerateShape(OpenAiEvents):
             "cached_tokens": ending.cached_tokens,
             "e2e_latency": round(max(0.0, time.time() - self._started_s), 6),  # the wall clock: it may have begun in an earlier life
         }
-        return {"text": self._text, "output_ids": self._token_ids, "meta_info": meta}
+        return self._told(meta)
+
+    def _told(self, meta: Json) -> Json:
+        judged = {} if self._logprobs is None else self._logprobs.of(self._so_far, self._prompt_ids)
+        return {"text": self._so_far.text, "output_ids": list(self._so_far.token_ids), "meta_info": meta | judged}

@@ -28,11 +28,13 @@ class Piece:
 
     Attributes:
         likelihoods: one a token, where they were asked for.
+        prompt_likelihoods: of the prompt's tokens but the first, where they were asked for; in the first piece.
     """
 
     text: str
     token_ids: tuple[int, ...]
     likelihoods: tuple[Likelihood, ...] = ()
+    prompt_likelihoods: tuple[Likelihood, ...] = ()
 
 
 def joined(pieces: Iterable[Piece]) -> Piece:
@@ -42,6 +44,7 @@ def joined(pieces: Iterable[Piece]) -> Piece:
         "".join(piece.text for piece in parts),
         tuple(token for piece in parts for token in piece.token_ids),
         tuple(likelihood for piece in parts for likelihood in piece.likelihoods),
+        tuple(likelihood for piece in parts for likelihood in piece.prompt_likelihoods),
     )
 
 
@@ -151,6 +154,7 @@ class Generation:
         text: list[str] = []
         token_ids: list[int] = []
         likelihoods: list[Likelihood] = []
+        of_prompt = tuple(likelihood for output in outputs for likelihood in output.prompt_likelihoods)
         for output in outputs:
             likelihoods += output.likelihoods
             self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
@@ -161,10 +165,10 @@ class Generation:
                 if self._stops.matched is not None:
                     self.abort()
                     self._finish = FinishReason.STOP
-                    return Piece("".join(text), tuple(token_ids), tuple(likelihoods[: len(token_ids)]))
+                    return Piece("".join(text), tuple(token_ids), tuple(likelihoods[: len(token_ids)]), of_prompt)
             if output.finish is not None:
                 text.append(self._end(output.finish, output.error))
-        return Piece("".join(text), tuple(token_ids), tuple(likelihoods))
+        return Piece("".join(text), tuple(token_ids), tuple(likelihoods), of_prompt)
 
     def _end(self, finish: FinishReason, error: str | None) -> str:
         """The text that was still held back."""

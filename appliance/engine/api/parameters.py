@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from appliance.core.launch import EngineLimits
 from appliance.engine.api.errors import ApiError, bad_request
@@ -19,6 +20,11 @@ MOST_ANSWERS = 16
 MOST_CHOICES = 32
 """Of one request: answers to all of its prompts."""
 MOST_LOGPROBS = 20
+_NEUTRAL: tuple[tuple[str, object], ...] = (
+    ("use_beam_search", False), ("length_penalty", 1), ("early_stopping", False), ("include_stop_str_in_output", False),
+    ("spaces_between_special_tokens", True), ("bad_words", []), ("allowed_token_ids", []), ("no_stop_trim", False),
+)  # fmt: skip
+"""Of vLLM and SGLang, whose clients write out the defaults."""
 _INT64 = 2**63
 _MOST_PRIORITY = 2**31 - 1
 _ANY_COUNT = 10**18
@@ -35,6 +41,8 @@ class Sampling:
         params: all that the engine is told; `fit` puts the number of tokens in.
         stops: strings that end the answer.
         answers: how many are wanted.
+        min_tokens_name: what this client calls the least number of them.
+        shown: special tokens that the text is to have.
     """
 
     max_new_tokens: int | None
@@ -42,6 +50,8 @@ class Sampling:
     params: SamplingParams
     stops: tuple[str, ...]
     answers: int = 1
+    min_tokens_name: str = "min_tokens"
+    shown: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def seed(self) -> int | None:
@@ -62,13 +72,15 @@ def check_model(fields: Fields, model: LoadedModel) -> str:
     return served
 
 
-def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str, stop_name: str = "stop", most_answers: int = 1) -> Sampling:
+def read_sampling(
+    fields: Fields, text: ModelText, *max_tokens_names: str, stop_name: str = "stop", most_answers: int = 1, least_tokens: int = 1
+) -> Sampling:
     """Sampling parameters under OpenAI's and SGLang's names; defaults are the model's own.
 
     Raises:
         ApiError: 400: a wrong type or value, or a parameter that this engine does not have.
     """
-    max_tokens_name, max_new_tokens = _read_max_tokens(fields, max_tokens_names)
+    max_tokens_name, max_new_tokens = _read_max_tokens(fields, max_tokens_names, least_tokens)
     stop_token_ids = frozenset(fields.token_ids("stop_token_ids", text.vocabulary) or ())
     if not fields.flag("ignore_eos"):
         stop_token_ids |= text.end_token_ids
@@ -77,7 +89,10 @@ def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str, stop_
         raise bad_request(f"{fields.path('top_p')}=0 leaves no token to choose; use temperature=0 for greedy", "top_p", "invalid_value")
     top_k = fields.integer("top_k", -1, 2**31 - 1)
     seed = fields.integer("seed", -_INT64, _INT64 - 1)
-    fields.only("skip_special_tokens", True)
+    for name, neutral in _NEUTRAL:
+        fields.only(name, neutral)
+    shown = {} if fields.flag("skip_special_tokens", default=True) else text.specials()
+    least = {name: fields.integer(name, 0, _ANY_COUNT) or 0 for name in ("min_tokens", "min_new_tokens")}
     params = SamplingParams(
         max_new_tokens=1,
         temperature=fields.number("temperature", text.defaults.temperature, 0, 2),
@@ -85,14 +100,15 @@ def read_sampling(fields: Fields, text: ModelText, *max_tokens_names: str, stop_
         top_k=text.defaults.top_k if top_k is None else max(0, top_k),
         seed=None if seed is None else seed % _INT64,
         stop_token_ids=stop_token_ids,
-        min_p=fields.number("min_p", 0, 0, 1),
-        min_new_tokens=max(fields.integer(name, 0, _ANY_COUNT) or 0 for name in ("min_tokens", "min_new_tokens")),
+        min_p=fields.number("min_p", text.defaults.min_p, 0, 1),
+        min_new_tokens=max(least.values()),
         presence_penalty=fields.number("presence_penalty", 0, -2, 2),
         frequency_penalty=fields.number("frequency_penalty", 0, -2, 2),
-        repetition_penalty=fields.number("repetition_penalty", 1, 0.01, 10),
+        repetition_penalty=fields.number("repetition_penalty", text.defaults.repetition_penalty, 0.01, 10),
         logit_bias=_read_logit_bias(fields, text.vocabulary),
     )
-    return Sampling(max_new_tokens, max_tokens_name, params, _read_stops(fields, stop_name), _read_answers(fields, most_answers))
+    stops, answers = _read_stops(fields, stop_name), _read_answers(fields, most_answers)
+    return Sampling(max_new_tokens, max_tokens_name, params, stops, answers, max(least, key=lambda name: least[name]), shown)
 
 
 def read_priority(fields: Fields) -> int:
@@ -126,8 +142,8 @@ def _read_logit_bias(fields: Fields, vocabulary: int) -> tuple[tuple[int, float]
     return tuple(biases)
 
 
-def _read_max_tokens(fields: Fields, names: tuple[str, ...]) -> tuple[str, int | None]:
-    given = {name: value for name in names if (value := fields.integer(name, 1, _ANY_COUNT)) is not None}
+def _read_max_tokens(fields: Fields, names: tuple[str, ...], least: int) -> tuple[str, int | None]:
+    given = {name: value for name in names if (value := fields.integer(name, least, _ANY_COUNT)) is not None}
     if len(set(given.values())) > 1:
         both = " and ".join(f"{name}={value}" for name, value in given.items())
         raise bad_request(f"{both} contradict each other; send one of them", names[-1], "invalid_value")
@@ -185,7 +201,11 @@ def fit(sampling: Sampling, prompt_ids: tuple[int, ...], model: LoadedModel, par
             f" with this prompt at most {name}={room} fits"
         )
         raise ApiError(422, message, param=name, code="context_length_exceeded")
-    return replace(sampling.params, max_new_tokens=wanted or room)
+    most, least = wanted or room, sampling.params.min_new_tokens
+    if least > most:
+        message = f"{sampling.min_tokens_name}={least} is more than the answer can have: at most {most} tokens ({name}, or what fits)"
+        raise ApiError(400, message, param=sampling.min_tokens_name, code="invalid_value")
+    return replace(sampling.params, max_new_tokens=most)
 
 
 def most_prompt_tokens(limits: EngineLimits) -> int:

@@ -31,7 +31,8 @@ async def whole(job: Job, generations: Sequence[Generation]) -> Json:
     endings = [generation.ending() for generation in generations]
     answers = [shape.whole(piece, ending) for shape, piece, ending in zip(job.shapes, pieces, endings, strict=True)]
     choices = [choice for answer in answers for choice in answer["choices"]]
-    return {**job.shape.whole(Piece("", ()), together(endings, job.prompts)), "choices": choices}
+    frame = job.shape.whole(replace(pieces[0], text="", token_ids=(), likelihoods=()), together(endings, job.prompts))
+    return {**frame, "choices": choices}
 
 
 async def _all_of(generation: Generation) -> Piece:

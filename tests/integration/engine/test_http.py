@@ -336,6 +336,36 @@ def test_log_probabilities_of_a_greedy_answer_are_the_largest(engine: Engine) ->
     assert "".join(entry.token for entry in logprobs.content) == answer.choices[0].message.content
 
 
+def test_a_harness_reads_how_likely_a_continuation_is(engine: Engine, demo_model: Path) -> None:
+    """As lm-eval does: context and continuation as token ids, an echo and one token; alone or in a list, as transformers says."""
+    import torch
+
+    from appliance.engine.text import ModelText
+    from tests.engine.oracle import Oracle
+
+    text, oracle = ModelText(demo_model), Oracle(demo_model)
+    texts = ("The capital of France is Paris, and that of Japan is Tokyo.", "Water boils at 100 degrees, e\u0301 and 🙂 aside.")
+    prompts = [list(text.encode(one, add_special_tokens=False, most_tokens=100)) for one in texts]
+    asked: Any = {"model": NAME, "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0, "seed": 1234}
+    together = engine.client.completions.create(prompt=prompts, **asked).choices
+    for choice, ids, said in zip(together, prompts, texts, strict=True):
+        alone = engine.client.completions.create(prompt=ids, **asked).choices[0]
+        assert choice.text.startswith(said)
+        assert choice.logprobs == alone.logprobs
+        assert alone.logprobs is not None
+        numbers, tops = alone.logprobs.token_logprobs or [], alone.logprobs.top_logprobs or []
+        logs = torch.log_softmax(oracle.logits(ids).double(), -1)
+        expected = [float(logs[place, ids[place + 1]]) for place in range(len(ids) - 1)]
+        assert numbers[1:-1] == pytest.approx(expected, abs=1e-3)
+        greedy = [max(top, key=lambda name: top[name]) for top in tops[1:-1]]
+        assert greedy == [_named(text, int(logs[place].argmax())) for place in range(len(ids) - 1)]
+
+
+def _named(text: Any, token_id: int) -> str:
+    name, raw = text.token(token_id)
+    return name if raw.decode("utf-8", "ignore").encode() == raw else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
 def test_a_damaged_block_table_is_a_pause_for_its_client(demo_model: Path, engine: Engine, tmp_path: Path) -> None:
     """In the middle of an answer the engine's books are damaged: the client gets the very text of a sound engine, to the end, the
     log and /health say what was refused, and the engine goes on."""

@@ -114,6 +114,11 @@ def test_where_the_template_is_found(tmp_path: Path) -> None:
     assert template is not None
     assert template.render(HELLO, {}) == "file"
     (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    for config, said in (({}, "of the processor"), (named, "D ")):
+        template = load_chat_template(tmp_path, config)
+        assert template is not None
+        assert template.render(HELLO, {}) == said
     with pytest.raises(ModelError, match="chat_template"):
         load_chat_template(tmp_path, {"chat_template": 5})
 
@@ -123,10 +128,11 @@ def test_end_tokens_and_defaults_come_from_the_model(tmp_path: Path) -> None:
     folder = byte_level_folder(tmp_path)
     im_end = ModelText(folder).end_token_ids
     assert len(im_end) == 1
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9], "temperature": 0.6, "top_k": 20}))
+    recommended = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9], **recommended}))
     text = ModelText(folder)
     assert text.end_token_ids == im_end | {7, 9}
-    assert text.defaults == SamplingDefaults(temperature=0.6, top_p=1.0, top_k=20)
+    assert text.defaults == SamplingDefaults(temperature=0.6, top_p=1.0, top_k=20, repetition_penalty=1.05)
     (folder / "generation_config.json").unlink()
     assert ModelText(folder).end_token_ids == im_end | {0}
 

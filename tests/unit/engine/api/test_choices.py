@@ -68,19 +68,19 @@ async def test_several_prompts_are_answered_in_their_order(folder: Path) -> None
     """A list of texts, as langchain's batches and evaluation harnesses send it: n choices a prompt; each prompt counts once."""
     async with served(each_its_own(ModelText(folder)), folder) as one:
         client, prompts = client_of(one), ["Hello", "Hello there"]
-        answer = await client.completions.create(model="tiny", prompt=prompts, seed=7)
-        assert [(choice.index, choice.text) for choice in answer.choices] == list(enumerate(SAID[:2]))
-        lengths = [len(request.prompt_ids) for request in one.engine.submitted]
+        answer = await client.completions.create(model="tiny", prompt=prompts, n=2, seed=7)
+        assert [(choice.index, choice.text) for choice in answer.choices] == list(enumerate(SAID[:2] * 2))
+        lengths = [len(request.prompt_ids) for request in one.engine.submitted[::2]]
         assert lengths[0] < lengths[1]
         assert answer.usage is not None
         assert answer.usage.prompt_tokens == sum(lengths)
         twice = await client.completions.create(model="tiny", prompt=[[5, 6], [5, 6, 7]], n=2, seed=7)
-        assert [request.prompt_ids for request in one.engine.submitted[2:]] == [(5, 6), (5, 6), (5, 6, 7), (5, 6, 7)]
+        assert [request.prompt_ids for request in one.engine.submitted[4:]] == [(5, 6), (5, 6), (5, 6, 7), (5, 6, 7)]
         assert len(twice.choices) == 4
         assert twice.usage is not None
         assert twice.usage.prompt_tokens == 5
-        pieces = [piece async for piece in await client.completions.create(model="tiny", prompt=prompts, seed=7, stream=True)]
-        for index, said in enumerate(SAID[:2]):
+        pieces = [piece async for piece in await client.completions.create(model="tiny", prompt=prompts, n=2, seed=7, stream=True)]
+        for index, said in enumerate(SAID[:2] * 2):
             assert "".join(piece.choices[0].text for piece in pieces if piece.choices[0].index == index) == said
 
 
