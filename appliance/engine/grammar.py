@@ -84,6 +84,12 @@ class Grammars:
         one = " | ".join(f"frame{number}" for number in range(len(frames)))
         return str(LLMatcher.grammar_from_lark("\n".join([f"start: one{more}", f"one: {one}", *rules, ""])))
 
+    def either(self, grammars: Sequence[str]) -> str:
+        """The grammar of what one of these takes."""
+        parts = [{**_part(grammar), "name": f"part{number}"} for number, grammar in enumerate(grammars)]
+        start = {"lark_grammar": f"start: {' | '.join('@' + part['name'] for part in parts)}"}
+        return json.dumps({"grammars": [start, *parts]})
+
     def constraint(self, grammar: str) -> GrammarConstraint:
         """For one answer.
 
@@ -117,6 +123,14 @@ class GrammarConstraint:
     def complete(self) -> bool:
         """See messages.Constraint."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+def _part(grammar: str) -> dict[str, str]:
+    """One of those above, which are Lark's text or the JSON of a list of one."""
+    if not grammar.startswith("{"):
+        return {"lark_grammar": grammar}
+    (only,) = json.loads(grammar)["grammars"]
+    return {name: value for name, value in only.items() if value is not None}
 
 
 def _one_line(text: str) -> str:

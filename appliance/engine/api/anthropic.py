@@ -45,7 +45,7 @@ def read_message_request(fields: Fields, model: LoadedModel, ticket: Ticket | No
     params = fit(sampling, prompt_ids, model, "messages")
     request = GenerateRequest(ticket.request_id, prompt_ids, params, constraint=constrain(), priority=priority)
     shape = MessageShape(ticket.request_id, model_id, len(prompt_ids), tools.reader())
-    return Job(ticket, request, sampling.stops, stream, shape, shown=tools.shown(model))
+    return Job(ticket, request, sampling.stops, stream, shape, shown={**sampling.shown, **tools.shown(model)})
 
 
 def count_message_tokens(fields: Fields, model: LoadedModel) -> Json:
@@ -79,7 +79,7 @@ class MessageShape:
         said, calls = piece.text, list[ToolCall]()
         if self._calls is not None:
             said, calls = self._calls.feed(piece.text)
-            rest, last = self._calls.flush()
+            rest, last = self._calls.flush(cut=ending.finish is FinishReason.LENGTH)
             said, calls = said + rest, [*calls, *last]
         content: list[Json] = [{"type": "text", "text": said}] if said or not calls else []
         content += [self._block(call, number, arguments_of(call)) for number, call in enumerate(calls)]
@@ -97,7 +97,7 @@ class MessageShape:
 
     def end(self, ending: Ending) -> list[Json]:
         """What was held back; the block ends, why, and the message."""
-        events = [] if self._calls is None else self._said(*self._calls.flush())
+        events = [] if self._calls is None else self._said(*self._calls.flush(cut=ending.finish is FinishReason.LENGTH))
         if not self._text_open and not self._index:
             events.append(_TEXT_BEGINS)  # nothing was said: clients expect a block all the same
             self._text_open = True

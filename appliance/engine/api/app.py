@@ -16,7 +16,7 @@ from starlette.routing import Route
 from appliance.engine.api import metrics
 from appliance.engine.api.answering import Generate
 from appliance.engine.api.anthropic import count_message_tokens, read_message_request
-from appliance.engine.api.chat import encode_chat, read_chat, read_messages, read_template_variables
+from appliance.engine.api.chat import encode_chat, read_chat, read_end, read_messages, read_template_variables
 from appliance.engine.api.completions import read_completion
 from appliance.engine.api.errors import ApiError, bad_request
 from appliance.engine.api.exchange import Job, Json, LookUp
@@ -24,6 +24,7 @@ from appliance.engine.api.fields import Fields
 from appliance.engine.api.generate import read_generate
 from appliance.engine.api.parameters import check_model, encode_prompt
 from appliance.engine.api.service import LoadedModel, Service
+from appliance.engine.api.tools import read_tools
 
 log = logging.getLogger("appliance.engine.http")
 
@@ -126,15 +127,18 @@ def _tokenize(fields: Fields, model: LoadedModel) -> Json:
     check_model(fields, model)
     prompt, add_special_tokens = fields.text("prompt"), fields.flag("add_special_tokens", default=True)
     messages = None if fields.value("messages") is None else read_messages(fields)
-    extra = read_template_variables(fields)
+    extra, tools = read_template_variables(fields), read_tools(fields, model)
+    end = read_end(fields, messages or [])
+    strings = fields.flag("return_token_strs")
     fields.end()
     if (prompt is None) == (messages is None):
         raise bad_request("send either prompt or messages", "prompt", "invalid_value")
     if messages is not None:
-        ids = encode_chat(messages, extra, model)
+        ids = encode_chat(messages, extra, model, tools=tools.told, end=end)
     else:
         ids = encode_prompt(prompt or "", model, "prompt", add_special_tokens=add_special_tokens)
-    return {"tokens": ids, "count": len(ids), "max_model_len": model.limits.context_length_tokens}
+    names = {"token_strs": [model.text.token(token_id)[0] for token_id in ids]} if strings else {}
+    return {"tokens": ids, "count": len(ids), "max_model_len": model.limits.context_length_tokens, **names}
 
 
 def _counter(read: Callable[[Fields, LoadedModel, None], Job]) -> Callable[[Fields, LoadedModel], Json]:
@@ -147,13 +151,13 @@ def _counter(read: Callable[[Fields, LoadedModel, None], Job]) -> Callable[[Fiel
 
 
 def _detokenize(fields: Fields, model: LoadedModel) -> Json:
-    """The text of token ids, special tokens left out."""
+    """The text of token ids, special tokens left out unless they are wanted."""
     check_model(fields, model)
-    ids = fields.token_ids("tokens", model.text.vocabulary)
+    ids, without_special = fields.token_ids("tokens", model.text.vocabulary), fields.flag("skip_special_tokens", default=True)
     fields.end()
     if ids is None:
         raise bad_request("tokens must be a list of token ids", "tokens", "invalid_type")
-    return {"prompt": model.text.decode(ids)}
+    return {"prompt": model.text.decode(ids, skip_special_tokens=without_special)}
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -18,14 +18,24 @@ from appliance.engine.dialect import PYTHON_TAG, TOOL_CALL, TOOL_CALL_END, TOOL_
 _MOST_HEADER_CHARS = 256
 """Between Mistral's mark and the arguments: a name, an id, and two marks."""
 _HEADER = re.compile(r"(?P<name>[A-Za-z0-9_.-]{1,128})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9_-]{1,64}\s*)?(?:\[ARGS\])?\s*")
+_BETWEEN_CALLS = " \t\r\n,"
+"""In Mistral's list."""
 _LLAMA_KEYS = ("name", "parameters", "arguments", "type", "function", "id")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FIRST_KEY = re.compile(r'\{\s*(?:"(?P<key>[^"]*)(?P<closed>"?))?')
+_BEGUN = re.compile(
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"(?:name|function)"\s*:\s*"(?P<name>[A-Za-z0-9_.-]{1,128})"'
+    r'(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<arguments>.*))?',
+    re.DOTALL,
+)
+_BEGUN_BY_NAME = re.compile(
+    r"(?P<name>[A-Za-z0-9_.-]{1,128})\s*(?:\[CALL_ID\][^\[{]{0,80})?(?:\[ARGS\]\s*|(?=\{))(?P<arguments>.*)", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model made; `arguments` is JSON."""
+    """A call that the model made; `arguments` is JSON, or its beginning where max_tokens cut the call."""
 
     name: str
     arguments: str
@@ -45,11 +55,14 @@ class CallReader:
 
     _mark = TOOL_CALL
 
-    def __init__(self, parallel: bool = True, names: Iterable[str] = ()) -> None:
-        """Not `parallel`: one call, and nothing after it. `names`: of the tools that there are."""
+    def __init__(self, parallel: bool = True, names: Iterable[str] = (), must: Iterable[str] = ()) -> None:
+        """Not `parallel`: one call, and nothing after it. `names`: of the tools that there are. `must`: of which one is called, and the
+        answer is nothing else."""
         self.calls = 0
         self._parallel = parallel
         self._names = frozenset(names)
+        self._must = tuple(must)
+        self._cut = False
         self._buffer = ""
         self._opened: str | None = None
         """White space and mark in front of what may be a call; None: this is text."""
@@ -62,9 +75,16 @@ class CallReader:
         self._buffer += text
         return self._read(final=False)
 
-    def flush(self) -> tuple[str, list[ToolCall]]:
-        """At the end: a call whose closing tag is missing is one if it is whole."""
-        return self._read(final=True)
+    def flush(self, cut: bool = False) -> tuple[str, list[ToolCall]]:
+        """At the end: a call whose closing tag is missing is one if it is whole. `cut`, by max_tokens: what has begun is one as far as it
+        came, from where a tool's name was said; an answer that must be a call shows nothing of what came before that."""
+        self._cut = cut or bool(self._must)  # such an answer ends with its grammar, or was cut
+        said, calls = self._read(final=True)
+        if not self._must:
+            return said, calls
+        if not self.calls and len(self._must) == 1:
+            calls, self.calls = [ToolCall(self._must[0], "")], 1
+        return "", calls
 
     def _read(self, final: bool) -> tuple[str, list[ToolCall]]:
         said: list[str] = []
@@ -80,7 +100,8 @@ class CallReader:
             taken = self._take(final)
             if taken is None and not final:
                 return "".join(said), calls
-            found, used = taken or _NONE
+            begun = self._begun() if taken is None and self._cut else []
+            found, used = (begun, len(self._buffer)) if begun else taken or _NONE
             found = found if self._parallel else found[:1]
             if not found:
                 said.append(self._opened)
@@ -113,12 +134,18 @@ class CallReader:
         return None if at < 0 else (len(self._buffer[:at].rstrip()), at + len(self._mark))
 
     def _take(self, final: bool) -> Taken | None:
-        """What stands behind the mark; None: not all of it is there yet."""
+        """What stands behind the mark; None: not all of it is there."""
         body, closed, _ = self._buffer.partition(TOOL_CALL_END)
         if not closed and not final:
             return None
         call = _called(parsed(body), ("arguments",))
-        return _NONE if call is None else ([call], len(body) + len(closed))
+        if call is None:
+            return _NONE if closed else None
+        return [call], len(body) + len(closed)
+
+    def _begun(self) -> list[ToolCall]:
+        """The calls in a buffer that ends in the middle of the last one."""
+        return _begun(_BEGUN.match(self._buffer), self._names)
 
 
 class MistralCalls(CallReader):
@@ -148,6 +175,20 @@ class MistralCalls(CallReader):
         calls = [_called(item, ("arguments",)) for item in (value if isinstance(value, list) else [value])]
         whole = [call for call in calls if call is not None]
         return (whole, end) if len(whole) == len(calls) else _NONE
+
+    def _begun(self) -> list[ToolCall]:
+        text = self._buffer.lstrip()
+        if not text.startswith("["):
+            return _begun(_BEGUN_BY_NAME.match(text), self._names) or super()._begun()
+        calls: list[ToolCall] = []
+        rest = text[1:].lstrip(_BETWEEN_CALLS)
+        while (end := _JsonEnd().find(rest, 0)) is not None:
+            call = _called(parsed(rest[:end]), ("arguments",))
+            if call is None:
+                return []
+            calls.append(call)
+            rest = rest[end:].lstrip(_BETWEEN_CALLS)
+        return calls + _begun(_BEGUN.match(rest), self._names)
 
 
 class LlamaCalls(CallReader):
@@ -185,11 +226,11 @@ class LlamaCalls(CallReader):
         return _NONE if call is None else ([call], end)
 
 
-def reader_of(dialect: Dialect, parallel: bool, names: Iterable[str]) -> CallReader:
-    """For one answer."""
+def reader_of(dialect: Dialect, parallel: bool, names: Iterable[str], must: Iterable[str] = ()) -> CallReader:
+    """For one answer; see CallReader."""
     if dialect is Dialect.HERMES:
-        return CallReader(parallel, names)
-    return LlamaCalls(parallel, names) if dialect is Dialect.LLAMA else MistralCalls(parallel, names)
+        return CallReader(parallel, names, must)
+    return LlamaCalls(parallel, names, must) if dialect is Dialect.LLAMA else MistralCalls(parallel, names, must)
 
 
 class _JsonEnd:
@@ -214,6 +255,15 @@ class _JsonEnd:
                     return at + 1
         self._at = len(text)
         return None
+
+
+def _begun(found: re.Match[str] | None, names: frozenset[str]) -> list[ToolCall]:
+    """A call of one of these that is not all there."""
+    if found is None or found["name"] not in names:
+        return []
+    arguments = found["arguments"] or ""
+    end = _JsonEnd().find(arguments, 0) if arguments.startswith("{") else None
+    return [ToolCall(found["name"], arguments[:end])]
 
 
 def _may_be_call(text: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from appliance.engine.api.calls import CallReader, ToolCall
-from appliance.engine.api.constraints import anything, read_constraint
+from appliance.engine.api.constraints import read_form
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json, OpenAiEvents, others_of
@@ -16,7 +16,7 @@ from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.likelihood import ChatLogprobs, read_chat_logprobs
 from appliance.engine.api.parameters import MOST_ANSWERS, check_model, encode_prompt, fit, read_priority, read_sampling
 from appliance.engine.api.service import LoadedModel
-from appliance.engine.api.tools import call_json, constrain_calls, read_calls, read_tools
+from appliance.engine.api.tools import call_json, constrain_answer, read_calls, read_tools
 from appliance.engine.api.usage import StreamUsage, Tells, read_tells, usage
 from appliance.engine.messages import FinishReason, GenerateRequest
 from appliance.engine.template import TemplateRefused, open_ended
@@ -44,13 +44,8 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
     messages = read_messages(fields)
     extra, end = read_template_variables(fields), read_end(fields, messages)
     sampling = read_sampling(fields, model.text, "max_completion_tokens", "max_tokens", most_answers=MOST_ANSWERS)
-    logprobs, constrain, tools = read_chat_logprobs(fields), read_constraint(fields, model), read_tools(fields, model)
-    calls = constrain_calls(tools, model)
-    if calls is not None and constrain is not anything:
-        raise bad_request(
-            "tool_choice demands a call, response_format, regex or json_schema something else", "tool_choice", "invalid_value"
-        )
-    constrain = calls or constrain
+    logprobs, form, tools = read_chat_logprobs(fields), read_form(fields), read_tools(fields, model)
+    constrain = constrain_answer(form, tools, model)
     stream, tells = read_stream(fields)
     priority = read_priority(fields)
     _refuse_unsupported(fields)
@@ -66,7 +61,7 @@ def read_chat(fields: Fields, model: LoadedModel, ticket: Ticket | None) -> Job:
 
     more = others_of([request] * sampling.answers, ticket.seed, constrain)
     others = tuple((other, shape(index)) for index, other in enumerate(more, 1))
-    return Job(ticket, request, sampling.stops, stream, shape(0), others, shown=tools.shown(model))
+    return Job(ticket, request, sampling.stops, stream, shape(0), others, shown={**sampling.shown, **tools.shown(model)})
 
 
 def read_messages(fields: Fields) -> list[dict[str, object]]:
@@ -144,8 +139,8 @@ def read_end(fields: Fields, messages: Sequence[Mapping[str, object]]) -> End:
     if begins:
         message = "continue_final_message=true needs add_generation_prompt=false: an answer cannot begin and go on"
         raise bad_request(message, "add_generation_prompt", "invalid_value")
-    last = f"messages[{len(messages) - 1}]"
-    if messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+    last = f"messages[{max(0, len(messages) - 1)}]"
+    if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
         raise bad_request(f"continue_final_message=true needs {last} to be the assistant's, and to call no tools", last, "invalid_value")
     return End.OPEN
 
@@ -242,7 +237,8 @@ class ChatShape(OpenAiEvents):
         message: Json = {"role": "assistant", "content": piece.text, "refusal": None}
         if self._calls is not None:
             said, calls = self._calls.feed(piece.text)
-            rest, last = self._calls.flush()
+            rest, last = self._calls.flush(cut=ending.finish is FinishReason.LENGTH)
+            message["content"] = said + rest
             if calls or last:
                 message |= {"content": said + rest or None, "tool_calls": self._numbered([*calls, *last], 0)}
         choice = {"index": self._index, "message": message, "logprobs": self._logprobs.of(piece), "finish_reason": self._reason(ending)}
@@ -262,7 +258,7 @@ class ChatShape(OpenAiEvents):
 
     def end(self, ending: Ending) -> list[Json]:
         """The finish reason, with what was held back; and the usage in a chunk without choices."""
-        said, calls = ("", []) if self._calls is None else self._calls.flush()
+        said, calls = ("", []) if self._calls is None else self._calls.flush(cut=ending.finish is FinishReason.LENGTH)
         chunks = [self._chunk(self._delta(said, calls), self._reason(ending))]
         last = self._usage.at_end(ending)
         return [*chunks, {**self._frame, "object": "chat.completion.chunk", **last}] if last else chunks

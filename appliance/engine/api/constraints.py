@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from appliance.engine.api.errors import bad_request
@@ -27,11 +28,29 @@ def anything() -> Constraint | None:
 
 
 def read_constraint(fields: Fields, model: LoadedModel, *, response_format: bool = True) -> Constrain:
-    """OpenAI's `response_format`, SGLang's `regex` and `json_schema` (the latter as a string or an object), vLLM's `structured_outputs`;
-    one of them.
+    """The form that the answer must have.
 
     Raises:
         ApiError: 400: several, a wrong one, or one that cannot be followed.
+    """
+    form = read_form(fields, response_format=response_format)
+    return anything if form is None else constrained(model, form.spelled, form.where)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer must be, and the field that says so."""
+
+    where: str
+    spelled: Spelled
+
+
+def read_form(fields: Fields, *, response_format: bool = True) -> Form | None:
+    """OpenAI's `response_format`, SGLang's `regex` and `json_schema` (the latter as a string or an object), vLLM's `structured_outputs`;
+    one of them, or none.
+
+    Raises:
+        ApiError: 400: several, or a wrong one.
     """
     asked: dict[str, Spelled] = {}
     if response_format:
@@ -45,10 +64,7 @@ def read_constraint(fields: Fields, model: LoadedModel, *, response_format: bool
         asked[fields.path("json_schema")] = lambda grammars: grammars.json(wanted)
     if len(asked) > 1:
         raise bad_request(f"{' and '.join(asked)} contradict each other; send one of them", list(asked)[-1], "invalid_value")
-    if not asked:
-        return anything
-    ((where, spelled),) = asked.items()
-    return constrained(model, spelled, where)
+    return next((Form(where, spelled) for where, spelled in asked.items()), None)
 
 
 def constrained(model: LoadedModel, spelled: Spelled, where: str) -> Constrain:

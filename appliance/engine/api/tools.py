@@ -10,11 +10,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from appliance.engine.api.calls import CallReader, ToolCall, parsed, reader_of
-from appliance.engine.api.constraints import Constrain, constrained
+from appliance.engine.api.constraints import Constrain, Form, anything, constrained
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.fields import Fields, check_text
 from appliance.engine.api.service import LoadedModel
@@ -27,6 +27,7 @@ MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 Json = dict[str, Any]
+_ANY_ARGUMENTS: Json = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Tools:
 
     def reader(self) -> CallReader | None:
         """Of one answer's calls; None: there can be none."""
-        return reader_of(self.dialect, self.parallel, self.schemas or ()) if self.told else None
+        return reader_of(self.dialect, self.parallel, self.schemas or (), self.must) if self.told else None
 
     def shown(self, model: LoadedModel) -> Mapping[int, bytes]:
         """The special tokens that the reader has to see."""
@@ -176,6 +177,31 @@ def constrain_calls(tools: Tools, model: LoadedModel) -> Constrain | None:
     return constrained(model, spelled, "tools")
 
 
+def constrain_answer(form: Form | None, tools: Tools, model: LoadedModel) -> Constrain:
+    """With a form and tools that the model may call, the answer is either: of that form, or calls.
+
+    Raises:
+        ApiError: 400: a call is demanded and a form too, or one of them cannot be followed.
+    """
+    calls = constrain_calls(tools, model)
+    if form is None:
+        return calls or anything
+    if calls is not None:
+        message = f"tool_choice demands a call, {form.where} something else; send one of them"
+        raise bad_request(message, "tool_choice", "invalid_value")
+    if not tools.told or not tools.schemas:
+        return constrained(model, form.spelled, form.where)
+    # As where there is no form: the model's own calls are not held to their schemas, only to the tools' names.
+    may = replace(tools, must=tuple(tools.schemas), schemas=dict.fromkeys(tools.schemas, _ANY_ARGUMENTS))
+
+    def spelled(grammars: Grammars) -> str:
+        from appliance.engine.api.forced_calls import forced_calls
+
+        return grammars.either([forced_calls(may, model.text, grammars), form.spelled(grammars)])
+
+    return constrained(model, spelled, form.where)
+
+
 def call_json(call: ToolCall, request_id: str, choice: int, index: int) -> Json:
     """OpenAI's object."""
     function = {"name": call.name, "arguments": call.arguments}
@@ -204,7 +230,7 @@ def read_calls(fields: Fields) -> list[Json]:
             raise bad_request(f"{where} must have a function with a name and arguments", where, "invalid_value")
         arguments = function.get("arguments")
         try:
-            value = json.loads(arguments) if isinstance(arguments, str) else arguments
+            value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments  # none came, where max_tokens cut it
         except (ValueError, RecursionError):
             raise bad_request(f"{where}.function.arguments is no JSON", f"{where}.function.arguments", "invalid_value") from None
         name = check_text(function["name"], f"{where}.function.name")

@@ -194,6 +194,18 @@ async def test_length_stop_ids_and_ignore_eos(folder: Path) -> None:
         assert ignored["usage"]["completion_tokens"] == len(ids) + len(one.text.end_token_ids)
 
 
+async def test_special_tokens_are_text_for_who_wants_them(folder: Path) -> None:
+    """`skip_special_tokens` false: of all endpoints; stop strings find them too."""
+    said = "one<|im_start|>two<|endoftext|>"
+    async with saying(folder, said) as one:
+        for path, asked in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": HELLO})):
+            choice = (await one.post(path, {**asked, "skip_special_tokens": False})).json["choices"][0]
+            assert (choice.get("text") or choice["message"]["content"]) == said
+        assert (await one.post("/v1/completions", {"prompt": "x"})).json["choices"][0]["text"] == "onetwo"
+        body = {"text": "x", "sampling_params": {"skip_special_tokens": False, "stop": "<|endof"}}
+        assert (await one.post("/generate", body)).json["text"] == "one<|im_start|>two"
+
+
 async def test_default_answer_length_is_what_the_context_leaves(folder: Path) -> None:
     """Without max_tokens the answer may fill the context, and the prompt may take all of it but one token."""
     async with served(ScriptedEngine(context=64), folder) as one:
@@ -291,6 +303,16 @@ async def test_tokenize_and_detokenize(folder: Path) -> None:
         chat = (await one.post("/tokenize", {"messages": HELLO})).json
         await one.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1})
         assert tuple(chat["tokens"]) == one.engine.submitted[0].prompt_ids
+        everything = (await one.post("/detokenize", {"tokens": chat["tokens"], "skip_special_tokens": False})).json["prompt"]
+        assert everything.startswith("<|im_start|>system\n")
+        goes_on = {"messages": [*HELLO, {"role": "assistant", "content": "Well"}], "continue_final_message": True}
+        open_ended = (await one.post("/tokenize", {**goes_on, "return_token_strs": True})).json
+        await one.post("/v1/chat/completions", {**goes_on, "max_tokens": 1})
+        assert tuple(open_ended["tokens"]) == one.engine.submitted[1].prompt_ids
+        assert "".join(open_ended["token_strs"]).endswith("<|im_start|>assistant\nWell")
+        closed = (await one.post("/tokenize", {"messages": HELLO, "add_generation_prompt": False})).json
+        assert chat["tokens"][: closed["count"]] == closed["tokens"]
+        assert closed["count"] < chat["count"]
 
 
 async def test_bos_where_the_model_wants_it(tmp_path: Path) -> None:

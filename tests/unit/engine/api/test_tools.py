@@ -110,6 +110,23 @@ async def test_a_demanded_call_is_a_grammar(qwen: Path) -> None:
             assert one.engine.submitted[-1].constraint is not None
 
 
+async def test_beside_tools_a_form_leaves_the_choice_to_call(qwen: Path) -> None:
+    """With `response_format` and tools that may be called, the answer is of that form, or calls and nothing else."""
+    schema = {"type": "object", "properties": {"rain": {"type": "boolean"}}, "required": ["rain"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    allowed = ['{"rain": true}', PARIS, f"{PARIS}\n{NOW}", PARIS.replace("city", "town")]
+    forbidden = ["Let me see.", '{"rain": 1}', PARIS.replace("get_weather", "elsewhere"), f'{{"rain": true}}{PARIS}']
+    async with saying(qwen, PARIS) as (one, client):
+        for said in (*allowed, *forbidden):
+            answer = await client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS, extra_body={"response_format": form})
+            assert answer.choices[0].message.tool_calls
+            constraint = one.engine.submitted[-1].constraint
+            ids = one.text.encode(said, add_special_tokens=False, most_tokens=1000)
+            takes = all(_take(constraint, token_id) for token_id in ids)
+            ends = takes and (constraint.complete or constraint.allowed()[next(iter(one.text.end_token_ids))])  # type: ignore[union-attr]
+            assert bool(ends) == (said in allowed), said
+
+
 def _grammar_of(one: Served, choice: Any) -> str:
     tools = read_tools(Fields({"tools": TOOLS, "tool_choice": choice}), LoadedModel(one.engine, one.text))
     return forced_calls(tools, one.text, one.text.grammars())
@@ -138,6 +155,9 @@ async def test_a_conversation_with_calls_and_their_results_is_rendered(qwen: Pat
         assert answer.choices[0].message.content == "It rains."
         prompt = one.text.decode(one.engine.submitted[0].prompt_ids)
         assert '<tool_call>{"city": "Paris"}</tool_call>' in prompt
+        messages[1]["tool_calls"][0]["function"]["arguments"] = ""  # as they are where max_tokens came first
+        await client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS)
+        assert "<tool_call>{}</tool_call>" in one.text.decode(one.engine.submitted[1].prompt_ids)
         assert "tool\nrain" in prompt
 
 
