@@ -35,9 +35,10 @@ def model() -> None:
 @click.argument("source")
 @click.option("--name", help="What it is called here [default: the folder's or the file's name].")
 @click.option("--copy", is_flag=True, help="Copy its files; else they stay where they are and are linked to.")
+@click.option("--convert", is_flag=True, help="With gguf: make the folder of it that the built-in engine serves.")
 @click.option("--token-file", type=_FILE, help="With hf: file whose only line is the hub's token [default: HF_TOKEN, or `hf auth login`].")
 @click.pass_obj
-def add(place: Place, source: str, name: str | None, copy: bool, token_file: Path | None) -> ExitCode:
+def add(place: Place, source: str, name: str | None, copy: bool, convert: bool, token_file: Path | None) -> ExitCode:
     """Check a model's files and put it among the models of this box.
 
     SOURCE is a model folder, gguf:FILE, hf:ORG/NAME[@revision], or demo. Headers and sizes are read, so that a download that was cut short
@@ -49,28 +50,47 @@ def add(place: Place, source: str, name: str | None, copy: bool, token_file: Pat
       appliancectl model add /media/disk/Qwen3.8-27B --copy
       appliancectl model add demo
       appliancectl model add gguf:~/Downloads/model-Q4_K_M.gguf --name small
+      appliancectl model add gguf:~/Downloads/model-Q8_0.gguf --convert
       appliancectl model add hf:Qwen/Qwen3-0.6B@main
     """
     state_dir = state_dir_of(place)
     if token_file is not None:
         os.environ["HF_TOKEN"] = hub.read_token(token_file)
     if (other := owner.other_owner(state_dir)) is not None:
-        options = [*(["--name", name] if name else []), *(["--copy"] if copy else [])]
+        options = [*(["--name", name] if name else []), *(["--copy"] if copy else []), *(["--convert"] if convert else [])]
         return owner.again_as(other, state_dir, ["model", "add", source, *options])
     models = state_dir / MODELS
+    path = Path(source.removeprefix("gguf:")).expanduser().absolute()
+    if convert and not path.is_file():
+        raise click.UsageError(f"--convert is for a GGUF file, and {source} is none")
     if source == "demo":
         return bring_demo(place, state_dir, models)
     if source.startswith("hf:"):
-        target = _add_from_hub(place, state_dir, source, name)
-        _warn_of_template(target, state_dir)
-        say(f"{good('ok')} {target}")
+        _say_added(place, _add_from_hub(place, state_dir, source, name), state_dir)
         return ExitCode.OK
-    path = Path(source.removeprefix("gguf:")).expanduser().absolute()
-    target = _add(path, models, _name(name or path.name.removesuffix(".gguf")), copy=copy)
-    _warn_of_template(target, state_dir)
-    say(f"{good('ok')} {target}")
-    backend = ', and engine.backend = "llamacpp"' if path.is_file() else ""
-    say(f'Serve it with model.path = "{target}"{backend} in appliance.toml')
+    named = _name(name or path.name.removesuffix(".gguf"))
+    if convert:
+        return _convert(place, path, models, named, state_dir)
+    target = _add(path, models, named, copy=copy)
+    _say_added(place, target, state_dir)
+    if not path.is_file():
+        say(f'Serve it with model.path = "{target}" in appliance.toml')
+        return ExitCode.OK
+    say(f'Serve it with model.path = "{target}", and engine.backend = "llamacpp" in appliance.toml')
+    if place.load().config.engine.backend == "native":
+        say(f"For the built-in engine it has to be another form: `appliancectl model add {source} --name {named}-converted --convert`")
+    return ExitCode.OK
+
+
+def _convert(place: Place, file: Path, models: Path, name: str, state_dir: Path) -> ExitCode:
+    from appliance.cli.engine_trials import converted
+
+    target = _free(models, name)
+    models.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not converted(file, models, name, state_dir):
+        return ExitCode.BAD
+    _say_added(place, target, state_dir)
+    say(f'Serve it with model.path = "{target}" in appliance.toml')
     return ExitCode.OK
 
 
@@ -80,11 +100,15 @@ def _name(wanted: str) -> str:
     return wanted
 
 
-def _warn_of_template(folder: Path, state_dir: Path) -> None:
-    from appliance.cli.template_trial import trouble_with_template
+def _say_added(place: Place, folder: Path, state_dir: Path) -> None:
+    """And what a start, or the first question, would show."""
+    from appliance.cli.engine_trials import trouble_with_kind, trouble_with_template
 
+    if place.load().config.engine.backend == "native" and (trouble := trouble_with_kind(folder, state_dir)):
+        warn(f"the built-in engine, which is configured, does not serve it: {trouble}")
     if trouble := trouble_with_template(folder, state_dir):
         warn(f"its chat template does not render a plain question, chats will be refused: {trouble}")
+    say(f"{good('ok')} {folder}")
 
 
 def _add_from_hub(place: Place, state_dir: Path, source: str, name: str | None) -> Path:

@@ -119,6 +119,49 @@ def test_a_template_that_does_not_render_is_told_of(model: Model, folder: Path, 
     assert words in said.err
 
 
+@pytest.mark.parametrize(
+    ("backend", "change", "words"),
+    [
+        ("native", {}, ""),
+        ("native", {"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported by the built-in engine"),
+        ("native", {"quantization_config": {"quant_method": "awq"}}, "quantisation 'awq' is not supported by the built-in engine"),
+        ("sglang", {"architectures": ["MambaForCausalLM"]}, ""),
+    ],
+)
+def test_a_model_that_the_configured_engine_does_not_serve_is_told_of(
+    model: Model, folder: Path, tmp_path: Path, backend: str, change: dict[str, object], words: str
+) -> None:
+    """With what it is, and the engine that does: it is one of this box's models all the same, for that engine."""
+    (tmp_path / "appliance.toml").write_text(f'[engine]\nbackend = "{backend}"\n')
+    (folder / "config.json").write_text(json.dumps(CONFIG | change))
+    said = model("add", folder)
+    assert said.code == 0
+    assert ("does not serve it" in said.err) == bool(words)
+    assert words in said.err
+    assert ('engine.backend = "sglang" or "vllm"' in said.err) == bool(words)
+
+
+def test_a_gguf_file_becomes_a_folder_for_the_built_in_engine(model: Model, tmp_path: Path) -> None:
+    """By its converter; what that cannot read it says itself, and nothing is left under the name."""
+    import gguf
+
+    from tests.engine.tiny_gguf import LLAMA, write_gguf
+
+    source = write_gguf(tmp_path / "m.gguf", tmp_path / "original", LLAMA, gguf.GGMLQuantizationType.Q8_0)
+    linked = model("add", f"gguf:{source}", "--name", "linked")
+    assert (linked.code, "--convert" in linked.out) == (0, True)
+    said = model("add", f"gguf:{source}", "--convert")
+    target = tmp_path / "state/models/m"
+    assert said.code == 0, said.err
+    assert json.loads((target / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert f'model.path = "{target}"' in said.out
+    assert "there is a model 'm' already" in model("add", source, "--convert").err
+    (tmp_path / "no.gguf").write_text("no")
+    assert model("add", tmp_path / "no.gguf", "--convert").code == 1
+    assert not (tmp_path / "state/models/no").exists()
+    assert "--convert is for a GGUF file" in model("add", "demo", "--convert").err
+
+
 def test_the_configured_model_stays(ctl: Ctl, folder: Path, tmp_path: Path) -> None:
     """And is marked in the list."""
     config = tmp_path / "appliance.toml"
