@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from appliance.engine.block_pool import PoolGeometry, Region
 from appliance.engine.sequence import Stage
 from tests.unit.engine.model_runner import Engine, make_sequence
@@ -43,6 +45,27 @@ def test_who_finds_no_room_to_be_set_aside_is_computed_again() -> None:
         pass
     assert len(engine.finished) == 2
     assert engine.scheduler.preemptions > engine.scheduler.swaps == 0
+
+
+@pytest.mark.parametrize("leaves", ["removed", "disowned"])
+def test_what_was_set_aside_for_somebody_who_leaves_is_let_go(leaves: str) -> None:
+    """Its room is for others; nobody would ever ask for it again."""
+    engine = Engine(PoolGeometry(block_tokens=2, prefill_blocks=8, decode_blocks=4), max_running=2, chunk_tokens=64, swap_blocks=8)
+    old, young = make_sequence(1, 3, 7), make_sequence(2, 3, 7)
+    for sequence in (old, young):
+        engine.scheduler.add(sequence)
+    while not young.saved_blocks:
+        engine.step()
+    assert young.arrival in engine.saved
+    if leaves == "removed":
+        engine.scheduler.remove(young)
+    else:
+        engine.scheduler.disown([young])
+    assert (engine.saved, young.saved_blocks) == ({}, 0)
+    while engine.step():
+        pass
+    assert engine.finished == [old]
+    assert engine.pool.used_blocks == 0
 
 
 def test_a_prompt_waits_until_all_of_it_fits() -> None:
