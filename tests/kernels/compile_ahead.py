@@ -30,7 +30,7 @@ _BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 def compiled(variant: Variant, capability: int) -> Compiled:
-    """Registers, bytes of spills and of shared memory, and how many swaps and matrix instructions the code has."""
+    """Registers, bytes of spills and of shared memory, and how many swaps, matrix instructions and barriers the code has."""
     signature = variant.signature | dict.fromkeys(variant.constants, "constexpr")
     names = variant.kernel.arg_names
     aligned = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if signature[name].startswith("*")}
@@ -54,6 +54,7 @@ def compiled(variant: Variant, capability: int) -> Compiled:
         swaps=len(re.findall(r"atom\.\S*cas", ptx)),
         matrix=len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async\.sync)", ptx)),
         matrix_wanted=variant.matrix,
+        barriers=len(re.findall(r"\bttg\.barrier\b", program.asm["ttir"])),
     )
 
 

@@ -26,6 +26,7 @@ class Compiled:
     Attributes:
         swaps: atomic compare-and-swaps in its code.
         matrix: tensor-core instructions in its code; matrix_wanted: it must have some.
+        barriers: that stand in the kernel itself, beside those that the compiler needs for its own sums.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Compiled:
     swaps: int
     matrix: int
     matrix_wanted: bool
+    barriers: int
 
     def complaints(self) -> list[str]:
         """Why it would not run on its card, or not as it should. `triton.compile` itself refuses none of these."""
@@ -52,6 +54,8 @@ class Compiled:
             found.append(f"{where} multiplies matrices without a tensor-core instruction")
         if self.name.startswith("refcount.") and not self.swaps:
             found.append(f"{where} has no atomic compare-and-swap")
+        if self.name.startswith("sample.") and not self.barriers:
+            found.append(f"{where} reads what its other threads wrote without a barrier between")
         return found
 
 

@@ -45,7 +45,7 @@ def test_the_table_says_what_the_compiler_says() -> None:
     assert json.loads(ran.stdout) == expected, _AGAIN
 
 
-GOOD = Compiled("paged_prefill", 86, 168, 0, 24_576, 4, 0, 64, True)
+GOOD = Compiled("paged_prefill", 86, 168, 0, 24_576, 4, 0, 64, True, 0)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,7 @@ GOOD = Compiled("paged_prefill", 86, 168, 0, 24_576, 4, 0, 64, True)
         (replace(GOOD, registers=255, warps=16), "130560 registers a block"),
         (replace(GOOD, matrix=0), "without a tensor-core instruction"),
         (replace(GOOD, name="refcount.claim"), "no atomic compare-and-swap"),
+        (replace(GOOD, name="sample.bf16"), "without a barrier between"),
     ],
 )
 def test_what_does_not_fit_is_complained_of(bad: Compiled, complaint: str) -> None:
