@@ -1,10 +1,15 @@
-"""llama.cpp for real: too little memory, what its log tells the planner, a file that is none."""
+"""llama.cpp for real: too little memory, what its log tells the planner, a message over its death, a file that is none."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +22,7 @@ from tests.integration.engines import llama_server, llamacpp
 pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
 
 Start = Callable[..., Foreground]
+STORY = "Tell me a story about a lighthouse."
 CONTEXT = ("--set", "engine.context_length_tokens=8192")
 
 
@@ -48,6 +54,27 @@ def test_its_log_tells_the_planner_what_its_memory_is_made_of(foreground: Start)
     assert terms.weight_bytes == pytest.approx(92.1 * MIB, rel=0.01)
     assert terms.kv_pool_bytes == 45 * MIB  # 2048 × 30 layers × 3 heads × 64 × (K and V) × 2 bytes
     assert terms.activation_peak_bytes
+    assert run.stop() == 0
+
+
+def test_a_message_of_anthropic_s_outlives_it(foreground: Start) -> None:
+    """kill -9 under a stream of /v1/messages: one start and one end, and all the tokens that were asked for."""
+    run = foreground(*llamacpp().arguments, "--set", "supervisor.stable_after_s=1")
+    model, url = run.wait_until_serving()
+    body = {"model": model, "messages": [{"role": "user", "content": STORY}], "max_tokens": 40, "temperature": 0, "stream": True}
+    request = urllib.request.Request(f"{url}/v1/messages", json.dumps(body).encode(), {"content-type": "application/json"})
+    events: list[dict[str, Any]] = []
+    with urllib.request.urlopen(request, timeout=150) as answer:
+        for line in answer:
+            if line.startswith(b"data: "):
+                events.append(json.loads(line[6:]))
+                if len(events) == 10:
+                    os.kill(run.engine_pid, signal.SIGKILL)
+    others = [event["type"] for event in events if event["type"] != "content_block_delta"]
+    assert others == ["message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"]
+    assert events[-2]["usage"]["output_tokens"] == 40
+    assert events[-2]["delta"]["stop_reason"] == "max_tokens"
+    assert run.status()["generation"] == 2
     assert run.stop() == 0
 
 
