@@ -121,11 +121,12 @@ class History:
     def on_cards(self, cards: int, ladder: tuple[Rung, ...]) -> History | None:
         """With so many cards: back on the rung that wanted them, or down to the first one that fits; None where none does."""
         if self.wants is not None and ladder[self.wants].tensor_parallel <= cards:
-            return dataclasses.replace(self, rung=self.wants, wants=None)
+            return dataclasses.replace(self, rung=self.wants, wants=None, climbed_from=None)
         fitting = next((index for index in range(self.rung, len(ladder)) if ladder[index].tensor_parallel <= cards), None)
         if fitting is None or fitting == self.rung:
             return self if fitting is not None else None
-        return dataclasses.replace(self, rung=fitting, wants=self.rung if self.wants is None else self.wants)
+        wants = self.rung if self.wants is None else self.wants
+        return dataclasses.replace(self, rung=fitting, wants=wants, climbed_from=None)
 
     def climbed(self) -> History:
         """One rung up, on probation."""

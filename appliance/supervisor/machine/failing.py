@@ -11,7 +11,7 @@ from appliance.core.states import EngineState
 from appliance.supervisor import events as ev
 from appliance.supervisor.history import Failure, Phase
 from appliance.supervisor.machine.rungs import descended
-from appliance.supervisor.machine.state import MachineState, Step, move, park, plan
+from appliance.supervisor.machine.state import MachineState, Purpose, Step, again, move, park
 from appliance.supervisor.machine.stopping import finish_stop
 from appliance.supervisor.policy import TABLE, Response, because, decide
 
@@ -30,7 +30,12 @@ def fail(
     known: Diagnosis | None = None,
     offers: tuple[Rung, ...] | None = None,
 ) -> Step:
-    """The first fatal evidence of a life. Without effect when there is none to fail, it failed already, or it was asked to end."""
+    """The first fatal evidence of a life. Without effect when there is none to fail, it failed already, or it was asked to end.
+
+    One that was leaving by itself is not waited for any longer.
+    """
+    if state.leaving:
+        return replace(state, leaving=False), (ev.Kill(state.generation, kill, text, requested=False),) if kill is not None else ()
     if state.failure is not None or state.stopping or not state.running:
         return state, ()
     served = state.answering or (state.state is EngineState.DRAINING and state.limits is not None)
@@ -64,10 +69,17 @@ def on_fatal_line(state: MachineState, text: str, now_s: float) -> Step:
 
 def on_ending(state: MachineState, text: str, now_s: float) -> Step:
     """Somebody else told it to stop: new requests are held for the next life, the running ones may finish, within a deadline."""
-    failed, _ = fail(state, text, now_s, kill=None)
+    failed, _ = (state, ()) if state.leaving else fail(state, text, now_s, kill=None)
     if failed is state:
         return state, ()
-    return failed, (ev.SetTimer(ev.Timer.STOP, state.generation, state.settings.stop_deadline_s),)
+    return replace(failed, leaving=True), (ev.SetTimer(ev.Timer.STOP, state.generation, state.settings.stop_deadline_s),)
+
+
+def on_gpu_lost(state: MachineState, text: str, now_s: float) -> Step:
+    """A card is gone: with the engine on it, or before the one that was planned for it has begun."""
+    if state.state is EngineState.PLANNING:
+        return again(state, now_s, f"a card was lost: {text[:300]}")
+    return fail(state, text, now_s, kill=ev.KillHow.NOW)
 
 
 def on_spawn_failed(state: MachineState, text: str, now_s: float) -> Step:
@@ -107,9 +119,13 @@ def on_diagnosis(state: MachineState, event: ev.Diagnosed, now_s: float) -> Step
     failure = state.failure
     if failure is None:
         return state, ()
-    judged = replace(state, failure=None, incident_id=event.incident_id)
-    if state.purpose is not None:
-        action = Action(ActionKind.NONE, because(f"went on with the {state.purpose.value} that was asked for", event.diagnosis))
+    judged = replace(state, failure=None, leaving=False, incident_id=event.incident_id)
+    if state.purpose is Purpose.RESTART and state.uses_gpu and TABLE[event.diagnosis.cause].response is Response.LOST_CARD:
+        # The restart is what comes of it anyway; on which cards, or whether at all, is the policy's to say.
+        judged = replace(judged, purpose=None)
+        judged = judged if state.state is EngineState.BACKOFF else move(judged, EngineState.BACKOFF, now_s, state.sentence)
+    if judged.purpose is not None:
+        action = Action(ActionKind.NONE, because(f"went on with the {judged.purpose.value} that was asked for", event.diagnosis))
         after, effects = finish_stop(judged, now_s)
         rung_after = state.history.rung
     else:
@@ -137,8 +153,8 @@ def _moved(state: MachineState, action: Action, offers: tuple[Rung, ...] | None)
     if offers is not None and rung.index > history.rung:
         ladder = descended(ladder, history.rung, offers, rung)
         history = replace(history, climbed_from=None)  # what it had climbed from stands there no more
-    if action.kind is ActionKind.USE_REMAINING_GPU and history.wants is None:
-        history = replace(history, wants=history.rung)
+    if action.kind is ActionKind.USE_REMAINING_GPU:  # what it had climbed from may want the lost card too: no probation goes on
+        history = replace(history, wants=history.rung if history.wants is None else history.wants, climbed_from=None)
     return replace(state, ladder=ladder, history=replace(history, rung=rung.index).standing_on(ladder))
 
 
@@ -159,12 +175,5 @@ def _act(state: MachineState, failure: Failure, diagnosis: Diagnosis, action: Ac
     back = (ev.UseRuntime(action.runtime),) if action.runtime is not None else ()
     if action.delay_s > 0:
         return told, (*back, ev.SetTimer(ev.Timer.BACKOFF, state.generation, action.delay_s))
-    after, effects = try_again(told, now_s, through_gpu=TABLE[diagnosis.cause].response is Response.WAIT_FOR_GPU)
+    after, effects = again(told, now_s, told.sentence, through_gpu=TABLE[diagnosis.cause].response is Response.WAIT_FOR_GPU)
     return after, (*back, *effects)
-
-
-def try_again(state: MachineState, now_s: float, *, through_gpu: bool = False) -> Step:
-    """The wait is over."""
-    if through_gpu or state.uses_gpu:
-        return move(state, EngineState.WAITING_FOR_GPU, now_s, state.sentence, delay_s=0.0), (ev.WaitForGpu(),)
-    return plan(state, now_s, state.sentence)

@@ -9,7 +9,7 @@ from appliance.supervisor import events as ev
 from appliance.supervisor.history import History
 from appliance.supervisor.machine import failing, proving, starting, stopping
 from appliance.supervisor.machine.rungs import relaid
-from appliance.supervisor.machine.state import MachineState, Step, publication_of
+from appliance.supervisor.machine.state import MachineState, Step, again, publication_of
 
 
 def step(state: MachineState, event: ev.Event, now_s: float) -> Step:
@@ -84,7 +84,7 @@ def _on_bad_news(state: MachineState, event: ev.Event, now_s: float) -> Step:
         case ev.EngineEnding(text=text):
             return failing.on_ending(state, text, now_s)
         case ev.GpuLost(text=text) if state.uses_gpu:
-            return failing.fail(state, text, now_s, kill=ev.KillHow.NOW)
+            return failing.on_gpu_lost(state, text, now_s)
         case ev.EngineExited(text=text):
             return failing.on_exit(state, text, now_s)
         case ev.GroupEmpty() | ev.GroupStuck():
@@ -105,7 +105,7 @@ def _on_timer(state: MachineState, timer: ev.Timer, now_s: float) -> Step:
         case ev.Timer.STOP, _ if state.alive and (state.stopping or state.failure is not None):
             return state, (ev.Kill(state.generation, ev.KillHow.NOW, "it did not end after SIGTERM", requested=state.stopping),)
         case ev.Timer.BACKOFF, EngineState.BACKOFF if state.failure is None and not state.alive:
-            return failing.try_again(state, now_s)
+            return again(state, now_s, state.sentence)
         case ev.Timer.STABLE, EngineState.SERVING | EngineState.DEGRADED:
             return replace(state, history=state.history.stable()), ()
         case ev.Timer.CLIMB, _:

@@ -34,10 +34,12 @@ def on_gpu(state: MachineState, event: ev.GpuReady | ev.NoGpu | ev.GpuWaiting | 
 
 
 def on_planned(state: MachineState, event: ev.Planned, now_s: float) -> Step:
-    """A command line: start it, as the next generation."""
+    """A command line: start it, as the next generation; unless a person has asked for another rung meanwhile."""
+    if state.next_rung is not None:
+        return plan(state, now_s, state.sentence)
     starting = move(
         state, EngineState.STARTING, now_s, "",
-        generation=event.generation, alive=True, spec=event.spec, limits=None, stopping=False, worst_case=False,
+        generation=event.generation, alive=True, spec=event.spec, limits=None, stopping=False, leaving=False, worst_case=False,
         spawned_s=now_s, loading_s=0.0, restarts=state.restarts + (state.spec is not None),
     )  # fmt: skip
     deadline = ev.SetTimer(ev.Timer.START, event.generation, event.spec.start_deadline_s)

@@ -46,6 +46,7 @@ class MachineState:
         next_rung: where a requested restart goes, if elsewhere.
         worst_case: the longest prompt of a proof run is under way.
         stopping: that stop was begun on the engine (SIGTERM or SIGKILL): its death is no crash from here on.
+        leaving: it was told to end by somebody else and finishes its answers; nobody has killed it yet.
         delay_s: the back-off that runs.
         recovering: the incident that ends with the next SERVING, and when it began.
         since_s: when `state` was entered.
@@ -71,6 +72,7 @@ class MachineState:
     next_rung: int | None = None
     worst_case: bool = False
     stopping: bool = False
+    leaving: bool = False
     delay_s: float = 0.0
     recovering: tuple[str, float] | None = None
     incident_id: str | None = None
@@ -142,6 +144,13 @@ def plan(state: MachineState, now_s: float, sentence: str) -> Step:
     history = history.standing_on(state.ladder)
     planning = move(state, EngineState.PLANNING, now_s, sentence, delay_s=0.0, history=history, next_rung=None)
     return planning, (ev.Plan(planning.generation + 1, planning.rung),)
+
+
+def again(state: MachineState, now_s: float, sentence: str, *, through_gpu: bool = False) -> Step:
+    """To the next life. One on a card looks at the cards first: one may be lost by now, and the last engine's memory still be held."""
+    if through_gpu or state.uses_gpu:
+        return move(state, EngineState.WAITING_FOR_GPU, now_s, sentence, delay_s=0.0), (ev.WaitForGpu(),)
+    return plan(state, now_s, sentence)
 
 
 def park(state: MachineState, sentence: str, now_s: float) -> Step:

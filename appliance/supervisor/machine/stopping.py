@@ -7,7 +7,7 @@ from dataclasses import replace
 from appliance.core.states import EngineState
 from appliance.core.units import format_duration
 from appliance.supervisor import events as ev
-from appliance.supervisor.machine.state import MachineState, Purpose, Step, leave, move, park, plan
+from appliance.supervisor.machine.state import MachineState, Purpose, Step, again, leave, move, park
 
 DRAIN_BLIND_S = 0.3
 """An idle engine right after DRAINING was published proves nothing: the gateway may have sent a request just before."""
@@ -27,7 +27,7 @@ def on_stop(state: MachineState, reason: str, immediately: bool, now_s: float) -
 def on_drain(state: MachineState, reason: str, now_s: float) -> Step:
     """Let what runs finish, then wait for `resume`."""
     if state.failure is not None:
-        return replace(state, purpose=state.purpose or Purpose.PARK), ()
+        return replace(state, purpose=Purpose.EXIT if state.purpose is Purpose.EXIT else Purpose.PARK), ()
     if not state.alive and state.state is not EngineState.PARKED:
         return park(state, f"drained: {reason}; appliancectl resume starts the engine", now_s)
     return _drain(state, Purpose.PARK, f"draining: {reason}", now_s)
@@ -44,7 +44,9 @@ def on_restart(state: MachineState, event: ev.RestartRequested, now_s: float) ->
     if state.state is EngineState.PARKED:
         return on_resume(state, reason, now_s)
     if state.state is EngineState.BACKOFF and state.failure is None and not state.alive:
-        return plan(state, now_s, f"restarting the engine without further wait: {reason}")
+        return again(state, now_s, f"restarting the engine without further wait: {reason}")
+    if state.failure is not None and event.rung is not None:
+        return replace(state, purpose=Purpose.RESTART), ()  # what the verdict would call for is not what is wanted
     return _drain(state, Purpose.RESTART, f"restarting the engine: {reason}", now_s)
 
 
@@ -53,6 +55,8 @@ def on_climb(state: MachineState, now_s: float) -> Step:
     if state.state is not EngineState.DEGRADED or not state.history.rung:
         return state, ()  # another configuration was loaded meanwhile: the next engine is on its rung 0 anyway
     climbed = state.history.climbed()
+    if state.uses_gpu and state.ladder[climbed.rung].tensor_parallel > state.cards:
+        return state, ()  # it would be started anew where it is: that rung wants a card that is lost
     waited = format_duration(now_s - state.since_s)
     sentence = (
         f"climbing back to rung {climbed.rung} because rung {state.history.rung} served {waited} without a crash (ladder.climb_after_s)"
@@ -100,7 +104,7 @@ def finish_stop(state: MachineState, now_s: float) -> Step:
         return park(done, f"drained ({state.sentence}); appliancectl resume starts the engine", now_s)
     if state.state is EngineState.DRAINING:
         done = move(done, EngineState.BACKOFF, now_s, state.sentence)
-    return plan(done, now_s, state.sentence)
+    return again(done, now_s, state.sentence)
 
 
 def _drain(state: MachineState, purpose: Purpose, sentence: str, now_s: float) -> Step:

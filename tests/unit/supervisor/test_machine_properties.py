@@ -137,6 +137,8 @@ class Model:
             if isinstance(effect, ev.Spawn):
                 assert not self.living, f"a second engine beside generation {self.living}"
                 self.living.add(effect.generation)
+            if isinstance(effect, ev.Plan) and after.uses_gpu:
+                assert effect.rung.tensor_parallel <= after.cards, "planned for more cards than there are"
             if isinstance(effect, ev.UseRuntime):
                 assert effect.runtime in self.served_by - {""}, "gone back to a runtime that never served"
             if isinstance(effect, ev.SaveHistory):
@@ -145,6 +147,7 @@ class Model:
         history, rungs = after.history, after.ladder
         assert [rung.index for rung in rungs] == list(range(len(rungs))), "an index is no place on the ladder"
         assert all(place is None or 0 <= place < len(rungs) for place in (history.rung, history.climbed_from, history.wants))
+        assert history.climbed_from is None or history.climbed_from > history.rung, "on probation on the rung that it came from"
         assert not history.below or [rung.setting for rung in history.below] == [rung.setting for rung in rungs[1:]]
         if after.state in ANSWERING:
             assert after.generation in self.ready & self.proved, "served without a probe and a proof"
@@ -156,7 +159,11 @@ class Model:
 
 
 # Two legal moves in one step: `move()` itself has checked each.
-TWO_STEPS = {(EngineState.DRAINING, EngineState.PLANNING), (EngineState.SERVING, EngineState.STOPPED)}
+TWO_STEPS = {
+    (EngineState.DRAINING, EngineState.PLANNING),
+    (EngineState.DRAINING, EngineState.WAITING_FOR_GPU),
+    (EngineState.SERVING, EngineState.STOPPED),
+}
 
 
 @settings(max_examples=400, deadline=None)
