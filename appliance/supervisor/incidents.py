@@ -13,7 +13,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ from appliance.control.codec import CodecError, from_json, incident_to_json, to_
 from appliance.core.evidence import Evidence
 from appliance.core.incident import Incident
 from appliance.supervisor.history import History
+from appliance.supervisor.waiting import Pending, Waiting, Write
 
 FILE = "incidents.db"
 VERSION = 1
@@ -53,7 +54,6 @@ _LIST = f"SELECT json_set(document, '$.evidence', json('[]'), '$.flight', NULL) 
 _DAMAGED = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
 
 Document = dict[str, Any]
-_Write = Callable[[sqlite3.Connection], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,8 @@ class IncidentStore:
     def keep(self, key: str, document: Document) -> None:
         """Something else to remember, under a name of its own."""
         text = json.dumps(document)
-        self._database.write(lambda db: db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (self._named(key), text)))
+        name = self._named(key)
+        self._database.write(lambda db: db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (name, text)), memory=name)
 
     def recall(self, key: str) -> Document:
         """What was kept under this name; empty where nothing was. Blocking, at the start."""
@@ -157,7 +158,7 @@ class IncidentStore:
             db.execute("INSERT INTO events (time_s, kind, text) VALUES (?, ?, ?)", (now_s, words, text[:2000]))
             db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (KEEP_EVENTS,))
 
-        self._database.write(insert)
+        self._database.write(insert, minor=True)
 
     def recent(self, limit: int) -> list[Document]:
         """Newest first, without evidence and flight record. Blocking: call it in a thread."""
@@ -238,18 +239,18 @@ class _Database:
         self.problem: str | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="incidents")
         self._connection: sqlite3.Connection | None = None
-        self._writes: deque[_Write] = deque(maxlen=UNSAVED_MAX)
+        self._waiting = Waiting()
         self._tried_s = 0.0
 
-    def write(self, write: _Write, done: Callable[[], object] = lambda: None) -> None:
-        """In its turn; tried again for as long as the disk does not let us."""
+    def write(self, write: Write, done: Callable[[], object] = lambda: None, *, memory: str = "", minor: bool = False) -> None:
+        """In its turn; tried again for as long as the disk does not let us. `memory`, `minor`: see Pending."""
 
         def write_and_tell(db: sqlite3.Connection) -> None:
             write(db)
             db.commit()
             done()
 
-        self._writes.append(write_and_tell)
+        self._waiting.add(Pending(write_and_tell, memory, minor))
         self._worker.submit(self._flush)
 
     def read(self, query: str, arguments: tuple[object, ...]) -> list[Document]:
@@ -283,17 +284,27 @@ class _Database:
             return []  # half of a surrogate pair: nothing can have such a name
         except (sqlite3.Error, OSError) as error:
             self._give_up(error)
-            return []
+            return self._read_unwritable(query, arguments)
+
+    def _read_unwritable(self, query: str, arguments: tuple[object, ...]) -> list[Document]:
+        """A disk that is full or read-only takes nothing, but what it holds can be read: the rung that was taken, lost cards."""
+        for how in ("mode=ro", "mode=ro&immutable=1"):  # the latter leaves a log beside it out: older, and better than nothing
+            try:
+                with contextlib.closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?{how}", uri=True)) as db:
+                    _check_version(db)
+                    return [document for row in db.execute(query, arguments) if (document := _document(row[0])) is not None]
+            except (sqlite3.Error, OSError):
+                continue
+        return []
 
     def _flush(self) -> None:
         try:
             db = self._open()
-            while self._writes:
-                write = self._writes.popleft()
+            while (pending := self._waiting.next()) is not None:
                 try:
-                    write(db)
+                    pending.write(db)
                 except (sqlite3.Error, OSError):
-                    self._writes.appendleft(write)
+                    self._waiting.put_back(pending)
                     raise
             self.problem = None
         except (sqlite3.Error, OSError) as error:
@@ -349,12 +360,16 @@ def _document(text: object) -> Document | None:
     return document if isinstance(document, dict) else None
 
 
+def _check_version(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise OSError(f"it was made by a newer version ({version} > {VERSION})")
+
+
 def _prepared(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=1.0, check_same_thread=False)
     try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise OSError(f"it was made by a newer version ({version} > {VERSION})")
+        _check_version(connection)
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")

@@ -24,6 +24,7 @@ from appliance.core.evidence import Evidence, Source
 from appliance.core.incident import Incident
 from appliance.supervisor.history import History, Phase
 from appliance.supervisor.incidents import FILE, IncidentStore, Memory
+from tests.fakes.small_disk import NEEDS_ROOT, fill, small_disk
 from tests.unit.supervisor.machine_cases import LADDER, make_diagnosis
 
 
@@ -161,6 +162,53 @@ def test_a_state_folder_that_cannot_be_used_is_no_crash(tmp_path: Path) -> None:
         document = store.one("inc-0001")
         assert document is not None
         assert document["recovered_s"] == 2.0
+
+
+def test_hours_without_room_push_out_nothing_that_counts(tmp_path: Path) -> None:
+    """Each half minute it is noted that we live: by thousands, and the rung that was taken and the incident are written in the end."""
+    folder = tmp_path / "later"
+    memory = Memory(History(rung=2), 9, "abc")
+    with opened(folder) as store:
+        store.load()
+        store.remember(replace(memory, generation=8))
+        store.record(make_incident(1))
+        store.remember(memory)
+        for number in range(600):
+            store.keep("run", {"heard_s": number})
+            store.note("serving", "as before")
+        store.recovered("inc-0001", 2.0)
+        store.flush()
+        folder.mkdir()
+        store.note("test", "there is room again")
+        store.flush()
+        assert store.problem is None
+    with opened(folder) as store:
+        document = store.one("inc-0001")
+        assert document is not None
+        assert document["recovered_s"] == 2.0
+        assert store.load() == memory
+        assert store.recall("run") == {"heard_s": 599}
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_what_is_on_a_disk_that_takes_nothing_is_read(tmp_path: Path, trouble: str) -> None:
+    """applianced begins on a disk that is full, or that the kernel has made read-only after an error: on the rung that it was on."""
+    memory = Memory(History(rung=2), 9, "abc")
+    with small_disk(tmp_path / "disk", "size=512k") as disk:
+        with opened(disk) as store:
+            store.record(make_incident(1))
+            store.remember(memory)
+        if trouble == "full":
+            fill(disk)
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with opened(disk) as store:
+            assert store.load() == memory
+            assert [document["incident_id"] for document in store.recent(9)] == ["inc-0001"]
+            store.note("test", "there is no room")
+            store.flush()
+            assert store.problem is not None
 
 
 def test_a_full_disk_is_survived(tmp_path: Path) -> None:
