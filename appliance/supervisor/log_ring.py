@@ -10,6 +10,10 @@ LINE_MAX_BYTES = 8192
 """A longer line is cut: a token dump of a megabyte carries no more diagnosis than its first pages."""
 RING_MAX_BYTES = 8 * 1024**2
 CUT = " [cut]"
+FLOOD_LINES = 2000
+"""In one piece of output; more are looked at more closely: each costs its time, and a pipe full of newlines would cost ten seconds."""
+SHORT_BYTES, FLOOD_EDGE = 32, 500
+"""Of a flood, shorter lines are left out between its first and its last ones. What tells of a crash is longer."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -51,6 +55,8 @@ class LogRing:
     def feed(self, data: bytes, time_s: float) -> list[LogLine]:
         """Take output as it comes; gives the lines that it completed."""
         *complete, rest = data.split(b"\n")
+        if len(complete) > FLOOD_LINES:
+            complete = _thinned(complete)
         found = [line for piece in complete if (line := self._end_line(piece, time_s)) is not None]
         if not self._skipping:
             self._partial += rest
@@ -85,3 +91,11 @@ class LogRing:
         while len(self._lines) > self._max_lines or self._bytes > self._max_bytes:
             self._bytes -= len(self._lines.popleft().text)
         return line
+
+
+def _thinned(flood: list[bytes]) -> list[bytes]:
+    """A flood without most of its short lines, and how many those were."""
+    middle = [piece for piece in flood[FLOOD_EDGE:-FLOOD_EDGE] if len(piece) >= SHORT_BYTES]
+    left_out = len(flood) - 2 * FLOOD_EDGE - len(middle)
+    told = [f"[{left_out} lines of less than {SHORT_BYTES} bytes are left out here]".encode()] if left_out else []
+    return [*flood[:FLOOD_EDGE], *middle, *told, *flood[-FLOOD_EDGE:]]

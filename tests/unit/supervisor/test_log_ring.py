@@ -60,3 +60,23 @@ def test_any_output_stays_in_its_bounds(pieces: list[bytes]) -> None:
     assert len(ring) <= 5
     assert ring.size_bytes <= 200
     assert all(len(line.text) <= 50 + len(CUT) for line in ring.lines)
+
+
+def test_a_flood_of_short_lines_is_thinned() -> None:
+    """A pipe full of newlines would keep the loop for ten seconds: the first, the last and the long ones stay; the rest is counted."""
+    ring = LogRing(10_000)
+    fatal = b"torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    lines = ring.feed(b"begin\n" + b"\n" * 30_000 + fatal + b"\n" + b"x\n" * 10_000 + b"end\npart", 1.0)
+    said = [line.text for line in lines]
+    assert len(lines) < 2000
+    assert (said[0], said[-1]) == ("begin", "end")
+    assert fatal.decode() in said
+    assert "[39002 lines of less than 32 bytes are left out here]" in said
+    assert [line.text for line in ring.feed(b"ial\n", 2.0)] == ["partial"]
+
+
+def test_many_lines_that_say_something_are_all_kept() -> None:
+    """No flood: a dump of long lines, and short ones that come piece by piece."""
+    ring = LogRing(10_000)
+    assert len(ring.feed(b"a line that is no shorter than others\n" * 3000, 1.0)) == 3000
+    assert sum(len(ring.feed(b"x\n" * 2000, 1.0)) for _ in range(3)) == 6000
