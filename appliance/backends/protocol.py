@@ -79,7 +79,7 @@ def count_in(body: Mapping[str, Any], name: str) -> int | None:
 
 def json_object(body: bytes) -> dict[str, Any]:
     """An answer's body as a JSON object; empty where it is none."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         document = json.loads(body)
         return document if isinstance(document, dict) else {}
     return {}

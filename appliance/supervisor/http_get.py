@@ -25,7 +25,7 @@ class Answer:
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; empty where it is none."""
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             document = json.loads(self.body)
             return document if isinstance(document, dict) else {}
         return {}

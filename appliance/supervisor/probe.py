@@ -25,6 +25,9 @@ LATE_S = 0.25
 SILENT_INTERVAL_S = 0.2
 """After a probe without an answer."""
 
+_BABBLE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of reading numbers that are none: a gauge of vLLM's that is NaN is no reason to end the engine."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeSettings:
@@ -122,8 +125,15 @@ class Prober:
         for path, read in readers:
             with contextlib.suppress(NoAnswer):
                 answer = await exchange(self._spec.endpoint, path, self._settings.timeout_s)
-                known = read(answer.body, known) if answer.status == 200 else known
+                with contextlib.suppress(*_BABBLE):
+                    known = read(answer.body, known) if answer.status == 200 else known
         return known
+
+    def _counters(self, body: bytes) -> Counters:
+        try:
+            return self._settings.voice.counters(body)
+        except _BABBLE:
+            return Counters()
 
     async def _look(self, watch: hang.Watch) -> tuple[hang.Watch, hang.Hang | None]:
         asked_s = time.monotonic()
@@ -134,7 +144,7 @@ class Prober:
             problem = "" if answer.status == 200 else f"status {answer.status}"
         except NoAnswer as error:
             answer, problem = Answer(0, b""), str(error)
-        now_s, cpu_s, counters = time.monotonic(), self._cpu_s(), self._settings.voice.counters(answer.body)
+        now_s, cpu_s, counters = time.monotonic(), self._cpu_s(), self._counters(answer.body)
         if answer.status == 503 and answer.json().get("status") == "draining":
             self._tell_ending(counters.running)
         elif problem and now_s - asked_s > patience_s + LATE_S:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.backends import OWN_VOICE, Counters, Voice
+from appliance.backends import OWN_VOICE, Counters, Voice, llamacpp, sglang, vllm
 from appliance.backends.native import PROOF
 from appliance.backends.protocol import ProofRequest
 from appliance.core.launch import Endpoint, EngineLimits, LaunchSpec
@@ -181,3 +181,32 @@ async def test_an_engine_that_counts_whole_batches_may_compute_one_for_long(tmp_
             await asyncio.wait_for(prober.run(), 10)
     assert found[0].silent_s >= 0.6
     assert found[1].silent_s < 0.6
+
+
+@pytest.mark.parametrize(
+    ("voice", "body"),
+    [
+        (Voice("/pulse", vllm.counters_of), b"vllm:num_requests_running{} 1\nvllm:kv_cache_usage_perc{} NaN\n"),
+        (Voice("/pulse", llamacpp.counters_of), b"llamacpp:requests_processing inf\n"),
+        (Voice("/pulse", sglang.counters_of), b'{"loads": 5}'),
+        (Voice("/pulse", sglang.counters_of), b'{"loads": [{"num_running_reqs": 1, "timestamp": Infinity}]}'),
+        (OWN_VOICE, b"[" * 100_000),
+    ],
+)
+async def test_numbers_that_are_none_end_no_engine(tmp_path: Path, voice: Voice, body: bytes) -> None:
+    """It answers, and what it says makes no sense: nothing is known of it, and nothing is held against it."""
+    found: list[Hang] = []
+    heard: list[Counters] = []
+    answer = b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    async with server(tmp_path, answer) as endpoint:
+        settings = ProbeSettings(0.01, 1.0, HangLimits(0.1, 0.2), voice=voice)
+        listener = Listener(lambda _: None, heard.append, found.append, lambda _: None)
+        prober = Prober(spec_of(endpoint), settings, EngineLimits("m", 1, 1, 1), lambda: 0.0, listener)
+        running = asyncio.create_task(prober.run())
+        async with asyncio.timeout(10):
+            while len(heard) < 30:
+                assert not running.done(), running.exception()
+                await asyncio.sleep(0.01)
+        running.cancel()
+    assert found == []
+    assert set(heard) == {Counters()}
