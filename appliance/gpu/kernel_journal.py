@@ -32,6 +32,11 @@ class Journal:
         self._partial = b""
         self._began_s = 0.0
 
+    @property
+    def hears(self) -> bool:
+        """Its child has not ended."""
+        return self._child is not None
+
     def start(self) -> None:
         """Begin with what this boot has said already."""
         self._began_s = time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -24,6 +24,8 @@ READS_A_TURN = 512
 READS_AT_START = 1_000_000
 """All of it: what is left over would pass for news."""
 FILE_POLL_S = 0.1
+TRY_AGAIN_S = 10.0
+"""After it could not be opened, or not be read any more: an owner may set kernel.dmesg_restrict, a file may come later."""
 KMSG = "/dev/kmsg"
 _KMSG_DEVICE = os.makedev(1, 11)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -85,6 +87,7 @@ class KernelLog:
         self._listen: Callable[[Sequence[KernelLine]], None] | None = None
         self._poll: asyncio.Task[None] | None = None
         self._journal: Journal | None = None
+        self._trying: asyncio.Task[None] | None = None
         self.boot_id = boot_id()
         self.is_of_this_boot = False
         """Whether what is replayed was said in this boot: true of the kernel's own ring, unknown of a file."""
@@ -95,21 +98,42 @@ class KernelLog:
         if not self._path:
             self.problem = "diagnosis.kernel_log is empty: kernel messages are not read"
             return
+        self._listen = listen
+        if self._begin():
+            return
+        if self._path == KMSG:
+            self._begin_journal(listen)
+        self._keep_trying()
+
+    def _begin(self) -> bool:
+        """Open it and read what it holds. False: it cannot be read, and `problem` says why."""
         try:
             mode = self._open()
         except OSError as error:
             hint = "; run it by its unit, as root, or set kernel.dmesg_restrict = 0" if isinstance(error, PermissionError) else ""
             self.problem = f"{self._path} cannot be read ({error.strerror}){hint}"
-            if self._path == KMSG:
-                self._begin_journal(listen)
-            return
-        self._listen = listen
+            return False
+        self.problem, self._partial = None, b""
         self._one_record_a_read = self.is_of_this_boot = stat.S_ISCHR(mode)
         self._read(replayed=True, reads=READS_AT_START)
+        if self._fd < 0:
+            return False
         if stat.S_ISREG(mode):
             self._poll = asyncio.ensure_future(self._follow_file())
         else:
             asyncio.get_running_loop().add_reader(self._fd, self.drain)
+        return True
+
+    def _keep_trying(self) -> None:
+        if self._trying is None or self._trying.done():
+            self._trying = asyncio.ensure_future(self._try_again())
+
+    async def _try_again(self) -> None:
+        """While nothing is heard at all. What is read then was said before: it is remembered, and ends nothing."""
+        while True:
+            await asyncio.sleep(TRY_AGAIN_S)
+            if (self._journal is None or not self._journal.hears) and self._begin():
+                return
 
     def _begin_journal(self, listen: Callable[[Sequence[KernelLine]], None]) -> None:
         """The second best: whoever may not read the kernel's ring may be in the group that reads the journal."""
@@ -146,8 +170,14 @@ class KernelLog:
         """Give the descriptor back."""
         if self._journal is not None:
             self._journal.stop()
+        if self._trying is not None:
+            self._trying.cancel()
+        self._close()
+
+    def _close(self) -> None:
         if self._poll is not None:
             self._poll.cancel()
+            self._poll = None
         if self._fd >= 0:
             with contextlib.suppress(RuntimeError):
                 asyncio.get_running_loop().remove_reader(self._fd)
@@ -184,6 +214,8 @@ class KernelLog:
                 return None
             except OSError as error:
                 self.problem = f"{self._path} cannot be read any more ({error.strerror})"
+                self._close()  # else the loop would be told without end that there is something to read
+                self._keep_trying()
                 return None
 
     def _pieces(self, data: bytes) -> list[bytes]:

@@ -130,6 +130,7 @@ class NvmlReader:
         """End the child; a stuck one stays what it is."""
         child, self._child = self._child, None
         if child is not None:
+            self._stuck = child  # until it is seen to be gone
             await _end(child)
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -166,11 +167,11 @@ class NvmlReader:
     async def _abandon(self) -> NvmlReport:
         child, self._child = self._child, None
         assert child is not None
-        await _end(child)
-        if child.returncode is None:
-            self._stuck = child
+        # Before anything is waited for: who asked may be cancelled here, and a child that is forgotten would get a second one beside it.
+        self._stuck = child
         self._hangs += 1
         self._not_before_s = time.monotonic() + min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (self._hangs - 1))
+        await _end(child)
         return NvmlReport(hung=True, problem=f"NVML gave no answer within {self._patience_s:g} s")
 
 

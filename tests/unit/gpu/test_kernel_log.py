@@ -95,6 +95,34 @@ async def test_a_deaf_ear_says_why(path: str, words: str) -> None:
     heard.log.stop()
 
 
+async def test_what_could_not_be_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file comes later: heard from then on, and the sensor is well. What it holds by then was said before."""
+    monkeypatch.setattr("appliance.gpu.kernel_log.TRY_AGAIN_S", 0.05)
+    heard = Heard(tmp_path / "kmsg")
+    assert heard.log.problem is not None
+    (tmp_path / "fresh").write_text("old\n")
+    (tmp_path / "fresh").replace(tmp_path / "kmsg")
+    await heard.until(lambda: len(heard.lines) == 1)
+    assert heard.log.problem is None
+    with (tmp_path / "kmsg").open("a") as writer:
+        writer.write("new\n")
+    await heard.until(lambda: len(heard.lines) == 2)
+    assert [line.replayed for line in heard.lines] == [True, False]
+    heard.log.stop()
+
+
+async def test_what_cannot_be_read_any_more_is_told_and_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in its place can be opened, and no more: no crash, and the loop is not called for it without end."""
+    monkeypatch.setattr("appliance.gpu.kernel_log.TRY_AGAIN_S", 0.05)
+    heard = Heard(tmp_path)
+    assert heard.log.problem is not None
+    assert "Is a directory" in heard.log.problem
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    await asyncio.sleep(0.3)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    heard.log.stop()
+
+
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg is not readable here")
 async def test_the_real_kernel_log() -> None:
     """This machine's own messages: numbered, in order, with times between the boot and now, all of them replayed."""

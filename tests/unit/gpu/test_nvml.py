@@ -118,6 +118,21 @@ async def test_a_hung_card_costs_the_deadline_once(tmp_path: Path) -> None:
         assert (await reader.ask()).gpus[0].problem is None
 
 
+async def test_a_second_hang_waits_twice_as_long() -> None:
+    """One child after the other, never two, and ever more rarely; an answer makes it as it was."""
+    reader = NvmlReader(script("import time; time.sleep(600)"), first_deadline_s=0.1, deadline_s=0.1)
+    for expected_s in (5.0, 10.0, 20.0):
+        reader._not_before_s = 0.0
+        assert (await reader.ask()).hung
+        assert reader._not_before_s - time.monotonic() == pytest.approx(expected_s, abs=1.0)
+        assert reader._child is None
+    reader._command, reader._not_before_s = script('print(\'{"code": 0, "problem": ""}\')'), 0.0
+    reader._first_deadline_s = 10.0
+    assert (await reader.ask()).code == 0
+    assert reader._hangs == 0
+    await reader.close()
+
+
 @needs_library
 async def test_a_hang_at_the_very_start(tmp_path: Path) -> None:
     """nvmlInit never returns: the longer first deadline, then the same."""
@@ -159,6 +174,30 @@ async def test_never_two_stuck_children() -> None:
         reader._command = script('print(\'{"code": 0, "problem": ""}\')')
         reader._first_deadline_s = 10.0
         assert (await reader.ask()).code == 0
+
+
+async def test_a_child_is_not_forgotten_by_who_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hung and is being ended when whoever asked goes away: it is still the only one, until it is gone."""
+
+    async def takes_its_time(child: asyncio.subprocess.Process) -> None:
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr("appliance.gpu.nvml._end", takes_its_time)
+    reader = NvmlReader(script("import time; time.sleep(600)"), first_deadline_s=0.1, deadline_s=0.1)
+    asking = asyncio.create_task(reader.ask())
+    async with asyncio.timeout(10):
+        while reader._stuck is None:
+            await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    stuck = reader._stuck
+    reader._not_before_s = 0.0
+    try:
+        assert f"its child pid {stuck.pid}" in (await reader.ask()).problem
+        assert reader._child is None
+    finally:
+        stuck.kill()
+        await stuck.wait()
 
 
 async def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next() -> None:
