@@ -184,7 +184,9 @@ class SupervisorTable:
     backoff_max_s: float = key(60.0, "The wait doubles up to this.", unit="s", minimum=0, maximum=3600)
     stable_after_s: float = key(3600.0, "An engine that served so long resets the counters.", unit="s", minimum=1, maximum=604800)
     start_failures_max: int = key(3, "Failed starts in a row, then PARKED: a person is needed.", minimum=1, maximum=100)
-    on_park: tuple[str, ...] = key((), "Command (argument list) run when parked; the sentence is its last argument.")
+    on_park: tuple[str, ...] = key(
+        (), "Command (argument list) run when parked; the sentence is its last argument. It has 30 s, with all that it starts."
+    )
     auto_reboot: str = key(
         "never",
         "Reboot the machine when a lost card has it parked: never; idle: once nobody is logged in; always: at once. At most twice in "
