@@ -19,6 +19,8 @@ _MILD_LEVEL = re.compile(
     r"(?:(?:DEBUG|INFO|WARNING)\b|\[?[IW]\d{3,4} \d\d:\d\d:\d\d|E\d{4} \d\d:.{1,120}\btorch/_inductor/)"
 )
 """The engines' own levels and torch's; its autotuner calls a candidate that it passes over an error."""
+_OF_ONE_REQUEST = re.compile(r"\b(?:TemplateError|UndefinedError|TemplateRuntimeError): |\binput_value=|'input': ['\"]")
+"""What a chat template raises over a role, and pydantic's words for a field that is none: they quote the client, and the engine is well."""
 LOGS = (Source.ENGINE_LOG, Source.KERNEL_LOG, Source.SYSTEMD)
 LONGEST_LINE = 8192
 """Characters of a line that regular expressions see; a longer line is cut in its middle (`shorten`)."""
@@ -58,7 +60,7 @@ class Catalogue:
 
     def fatal(self, line: str) -> str | None:
         """The id of the first fatal engine-log pattern that the line matches; what an engine calls a warning is not fatal."""
-        if not self._fatal.any_in(line) or _MILD_LEVEL.match(line) is not None:
+        if not self._fatal.any_in(line) or _MILD_LEVEL.match(line) is not None or _OF_ONE_REQUEST.search(line) is not None:
             return None
         line = own_words(shorten(line))
         return next((pattern.pattern_id for pattern in self._fatal.patterns_of(line) if pattern.regex.search(line) is not None), None)

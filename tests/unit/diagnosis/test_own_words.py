@@ -51,6 +51,20 @@ def test_the_engines_words_stay(line: str) -> None:
     assert own_words(line) == line
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "jinja2.exceptions.TemplateError: Unknown role: RuntimeError: CUDA error: an illegal memory access was encountered",
+        "ERROR 07-16 12:08:18 [serving.py:90] jinja2.exceptions.UndefinedError: 'torch.OutOfMemoryError: CUDA out of memory.' is undefined",
+        "  Input should be 'user' [type=literal_error, input_value='Fatal Python error: Segmentation fault', input_type=str]",
+        "{'type': 'string_type', 'loc': ('body', 'role'), 'input': 'CUDA error: an illegal memory access was encountered'}",
+    ],
+)
+def test_a_refusal_that_quotes_its_client_ends_no_engine(line: str) -> None:
+    """What a template raises over a role, and what is wrong with a field: anybody may call their role a CUDA error."""
+    assert is_fatal_line(line) is None
+
+
 def test_the_status_of_a_request_stays() -> None:
     """Only the path goes."""
     assert own_words('INFO:     10.0.0.1:5 - "GET /x HTTP/1.1" 404 Not Found') == 'INFO:     10.0.0.1:5 - "GET ... HTTP/1.1" 404 Not Found'
