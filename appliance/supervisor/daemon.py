@@ -83,7 +83,7 @@ class Supervisor:
         self.cards = box.cards
         self.kernel_log = box.ears.ear()
         self.desk = EvidenceDesk(self.kernel_log.boot_id)
-        self.began_s = time.time()
+        self.began_s = time.monotonic()
         self.gpu = GpuWatch(self.backend, box, self.desk, self.post, self.start_task)
         self.flight = FlightRecorder(
             self.gpu.ask_nvml, lambda: self.life.counters if self.life is not None else None, lambda: self.state.uses_gpu

@@ -64,7 +64,7 @@ class Fleet:
         self.run_dir = run_dir
         self.store = store
         self.notifier = notifier
-        self.began_s = time.time()
+        self.began_s = time.monotonic()
         self._box = box
         self._layout = layout
         self._make = make

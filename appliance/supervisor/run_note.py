@@ -70,10 +70,10 @@ class RunNote:
 
     def write(self, state: str, generation: int, *, answering: bool) -> None:
         """Where we stand now."""
-        now_s = time.time()
+        now_s = time.monotonic()  # the wall clock may be set while it serves
         self._served_s = (self._served_s or now_s) if answering else None
         served = {"uptime_s": now_s - self._served_s if self._served_s is not None else 0.0}
-        self._note |= {"heard_s": now_s, "state": state, "generation": generation, "closed": False} | served
+        self._note |= {"heard_s": time.time(), "state": state, "generation": generation, "closed": False} | served
         self._store.keep(KEY, dict(self._note))
 
     def close(self) -> None:

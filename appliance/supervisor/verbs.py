@@ -64,7 +64,7 @@ class Verbs:
             "limits": to_json(state.limits),
             "restarts": state.restarts,
             "last_incident": supervisor.casework.last_incident,
-            "uptime_s": round(time.time() - supervisor.began_s, 3),
+            "uptime_s": round(time.monotonic() - supervisor.began_s, 3),
             "state_for_s": round(time.monotonic() - state.since_s, 3),
             "sensors": supervisor.sensors(),
             "xids": {str(number): count for number, count in sorted(supervisor.desk.xids.items())},

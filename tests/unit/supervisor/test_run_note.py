@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from appliance import diagnosis
 from appliance.core.causes import Cause
 from appliance.core.evidence import Evidence, Source
@@ -39,6 +41,18 @@ def test_a_first_run_and_a_closed_one_leave_nothing(tmp_path: Path) -> None:
     first.write("serving", 1, answering=True)
     first.close()
     assert RunNote(store, "boot").unclosed is None
+    store.close()
+
+
+def test_the_time_that_it_served_is_not_the_wall_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is set a day back while it serves would make it negative."""
+    store = IncidentStore(tmp_path, 10)
+    note = RunNote(store, "boot")
+    note.write("serving", 1, answering=True)
+    now_s = time.time()
+    monkeypatch.setattr("appliance.supervisor.run_note.time.time", lambda: now_s - 86400)
+    note.write("serving", 1, answering=True)
+    assert 0 <= store.recall(KEY)["uptime_s"] < 3600
     store.close()
 
 
