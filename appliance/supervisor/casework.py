@@ -249,13 +249,15 @@ def _cannot_plan(error: ApplianceError) -> Diagnosis:
     return Diagnosis(cause, Confidence.HIGH, error.message, root, remedies=remedies)
 
 
-def answer_to_defect(effect: ev.Effect, error: Exception) -> ev.Event | None:
-    """What the machine is told when one of its effects failed by a defect of ours."""
+def answer_to_defect(effect: ev.Effect, error: Exception, *, there_is_one: bool = False) -> ev.Event | None:
+    """What the machine is told when one of its effects failed by a defect of ours. `there_is_one`: the engine runs, and has to be ended."""
     text = f"applianced itself failed ({type(error).__name__}: {error}); please report this"
     unknown = Diagnosis(Cause.UNKNOWN, Confidence.LOW, text, None)
     match effect:
         case ev.Plan(generation=generation):
             return ev.PlanFailed(generation, unknown, incident_id())
+        case ev.Spawn(generation=generation) if there_is_one:
+            return ev.HangDetected(generation, text)
         case ev.Spawn(generation=generation):
             return ev.SpawnFailed(generation, text)
         case ev.Prove(generation=generation):

@@ -40,7 +40,7 @@ from appliance.supervisor.log_ring import LogLine, LogRing
 from appliance.supervisor.machine import MachineState, Purpose, publication_of, step
 from appliance.supervisor.notify import Notifier
 from appliance.supervisor.offering import informed, is_last
-from appliance.supervisor.reboot import reboot
+from appliance.supervisor.reboot import Rebooter
 from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.roll_back import go_back_to
 from appliance.supervisor.run_dir import RunDir
@@ -99,6 +99,7 @@ class Supervisor:
         self._events: deque[tuple[ev.Event, asyncio.Future[MachineState] | None]] = deque()
         self._woken = asyncio.Event()
         self._timers = Timers(self.post)
+        self.reboots = Rebooter(store)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
         self._have_served = False
@@ -185,6 +186,8 @@ class Supervisor:
             self.store.note(move, self.state.sentence)
             self.spares.look()
             self._have_served |= self.state.answering
+            if before.state is EngineState.PARKED:
+                self.reboots.call_off()
             if self.state.state is EngineState.DRAINING and self.life is not None:
                 self.life.hurry()
             if before.state is EngineState.PROVING and self.state.limits is not None and self.state.answering and self.life is not None:
@@ -204,7 +207,8 @@ class Supervisor:
             self._perform(effect)
         except Exception as error:
             log.error("an effect failed; please report this", effect=type(effect).__name__, exc_info=error)
-            answer = answer_to_defect(effect, error)
+            there_is_one = isinstance(effect, ev.Spawn) and self.life is not None and self.life.pid is not None
+            answer = answer_to_defect(effect, error, there_is_one=there_is_one)
             if answer is not None:
                 self.post(answer)
 
@@ -250,9 +254,8 @@ class Supervisor:
                 self._publish(publication)
             case ev.UseRuntime(runtime=runtime):
                 go_back_to(self.config.engine.python, runtime)
-            case ev.Reboot(reason=reason) if self.config.supervisor.auto_reboot != "never":
-                supervisor = self.config.supervisor
-                self.start_task(reboot(supervisor.auto_reboot, supervisor.reboot_command, self.store, reason), "reboot", None)
+            case ev.Reboot(reason=reason):
+                self.reboots.begin(self.config.supervisor, reason)
             case ev.RunHook(sentence=sentence) if self.config.supervisor.on_park:
                 self.start_task(run_hook((*self.config.supervisor.on_park, self.box.named(sentence))), "on_park", None)
 
@@ -344,10 +347,11 @@ class Supervisor:
 
     def reload(self, config: Config) -> tuple[Change, ...]:
         """Take over what can be taken over; says what changed and when it counts."""
-        found, before = changes(self.config, config), fingerprint(self.config)
-        self.config = merged(self.config, config)
-        anew = fingerprint(self.config) != before
-        ladder = self.budget.ladder(self.config, () if anew else self.state.history.below)
+        found, wanted = changes(self.config, config), merged(self.config, config)
+        anew = fingerprint(wanted) != fingerprint(self.config)
+        ladder = self.budget.ladder(wanted, () if anew else self.state.history.below)
+        self.config = wanted  # only now: what cannot be worked out changes nothing
+        self.reboots.obey(wanted.supervisor)
         self.post(ev.SettingsChanged(MachineSettings.of(self.config), ladder, anew))
         self.spares.look()
         return found
@@ -369,13 +373,16 @@ class Supervisor:
     async def _put_away(self) -> None:
         self.kernel_log.stop()
         self._timers.cancel()
+        self.reboots.call_off()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(self.spares.close(), self.weights.close())
         await self.box.close()
-        if self.life is not None and not self._ended:  # a defect of ours ends this, and applianced may live on
-            await self.life.end(CORPSE_S)
+        if self.life is not None:  # of an end by a defect of ours, or of a second SIGTERM while its group is being emptied
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CORPSE_S):
+                    await self.life.end(CORPSE_S)
         self._finish_life()
         self.run_dir.remove_engine_sockets()
 

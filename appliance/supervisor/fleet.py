@@ -25,7 +25,7 @@ from appliance.supervisor.daemon import Supervisor
 from appliance.supervisor.incidents import IncidentStore
 from appliance.supervisor.layout import Layout
 from appliance.supervisor.notify import Notifier
-from appliance.supervisor.reboot import reboot
+from appliance.supervisor.reboot import Rebooter
 from appliance.supervisor.reload import Change, changes, merged
 from appliance.supervisor.rolling import RollingRestart
 from appliance.supervisor.run_dir import RunDir
@@ -70,7 +70,7 @@ class Fleet:
         self._make = make
         self._chorus = Chorus(notifier, self.refresh)
         self._stopping = asyncio.Event()
-        self._rebooting: asyncio.Task[None] | None = None
+        self._reboots = Rebooter(store)
         self.replicas = tuple(Replica(index, share.card, self._made(index)) for index, share in enumerate(layout.shares))
         self._before = max(0, run_dir.generation - sum(one.publication.generation for one in self.replicas))
         self.board = PublicationBoard(self._summed())
@@ -88,7 +88,8 @@ class Fleet:
             await asyncio.gather(*keeping)
         finally:
             self.rolling.cancel()
-            for task in (*keeping, *((self._rebooting,) if self._rebooting is not None else ())):
+            self._reboots.call_off()
+            for task in keeping:
                 task.cancel()
             await asyncio.gather(*keeping, return_exceptions=True)
             await self._box.close()
@@ -105,6 +106,7 @@ class Fleet:
         """Take over what can be taken over, each of them; says what changed and when it counts."""
         found = changes(self.config, config)
         self.config = merged(self.config, config)
+        self._reboots.obey(self.config.supervisor)
         for one in self.replicas:
             one.supervisor.reload(self._layout.of(self.config))
         return found
@@ -116,8 +118,10 @@ class Fleet:
             self.run_dir.note_generation(now.generation)
         self.board.post(now)
         self.notifier.status(now.reason)
-        if self._rebooting is None and all(one.state is EngineState.PARKED for one in now.replicas) and not self._box.cards.usable():
-            self._reboot()
+        if not all(one.state is EngineState.PARKED for one in now.replicas) or self._box.cards.usable():
+            self._reboots.call_off()
+        elif not self._reboots.asked:  # every card is lost, and nothing else brings one back
+            self._reboots.begin(self.config.supervisor, f"every card was lost in this boot: {self._box.cards.words}")
 
     def _summed(self) -> Publication:
         return summed([one.publication for one in self.replicas], self.cards, self._before)
@@ -155,10 +159,3 @@ class Fleet:
         generation = one.supervisor.state.generation
         one.broken = Publication(EngineState.BACKOFF, generation, None, None, sentence, retry_after_s=ANEW_S)
         self.refresh()
-
-    def _reboot(self) -> None:
-        """Every card is lost, and nothing else brings one back."""
-        supervisor = self.config.supervisor
-        if supervisor.auto_reboot != "never":
-            reason = f"every card was lost in this boot: {self._box.cards.words}"
-            self._rebooting = asyncio.ensure_future(reboot(supervisor.auto_reboot, supervisor.reboot_command, self.store, reason))

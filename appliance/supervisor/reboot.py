@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from appliance.config.schema import SupervisorTable
 from appliance.core.units import format_duration
 from appliance.supervisor.core_dumps import run
 from appliance.supervisor.incidents import IncidentStore
@@ -49,11 +50,11 @@ def logged_in(sessions: Path = SESSIONS) -> int:
 
 
 async def reboot(mode: str, command: Sequence[str], store: IncidentStore, reason: str, grace_s: float = GRACE_S) -> None:
-    """Run the owner's reboot command, if it may be; the attempt is on record before it is made."""
+    """Run the owner's reboot command, if it may be; the attempt is on record before it is made, for else it might be made for ever."""
     await asyncio.sleep(grace_s)
     kept = await asyncio.to_thread(store.recall, KEY)
     reboots = [float(moment_s) for moment_s in kept.get("times", [])]
-    objection = why_not(mode, reboots, time.time())
+    objection = why_not(mode, reboots, time.time()) or await _unrecorded(store)
     if objection is not None:
         log.warning(f"the machine is not rebooted because {objection}", reason=reason)
         return
@@ -61,7 +62,57 @@ async def reboot(mode: str, command: Sequence[str], store: IncidentStore, reason
         log.info("the machine waits to be rebooted until nobody is logged in", people=people)
         await asyncio.sleep(IDLE_POLL_S)
     store.keep(KEY, {"times": [*reboots[-MOST:], time.time()]})
-    await asyncio.to_thread(store.flush)
+    objection = await _unrecorded(store)
+    if objection is not None:
+        log.warning(f"the machine is not rebooted because {objection}", reason=reason)
+        return
     log.warning(f"rebooting the machine because {reason}", command=" ".join(command))
     if not await run(("/bin/sh", "-c", '"$@" && echo done', "sh", *command), COMMAND_DEADLINE_S):
         log.error("supervisor.reboot_command failed: the machine was not rebooted", command=" ".join(command))
+
+
+async def _unrecorded(store: IncidentStore) -> str | None:
+    """Why nobody could tell afterwards how often it was; None where all that was to be kept is kept."""
+    try:
+        await asyncio.to_thread(store.flush)
+    except TimeoutError:
+        return "the disk does not answer, and nobody could tell afterwards how often it was"
+    return f"nobody could tell afterwards how often it was: {store.problem}" if store.problem is not None else None
+
+
+class Rebooter:
+    """Owns the reboot that is under way: one at a time, and none once the machine serves again or a person is at it."""
+
+    def __init__(self, store: IncidentStore) -> None:
+        self._store = store
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def asked(self) -> bool:
+        """It was begun, and not called off."""
+        return self._task is not None
+
+    def begin(self, wanted: SupervisorTable, reason: str) -> None:
+        """In place of the one that is under way; nothing where the owner wants none."""
+        self.call_off()
+        if wanted.auto_reboot != "never":
+            work = reboot(wanted.auto_reboot, wanted.reboot_command, self._store, reason)
+            self._task = asyncio.get_running_loop().create_task(work, name="reboot")
+            self._task.add_done_callback(_tell_defect)
+
+    def obey(self, wanted: SupervisorTable) -> None:
+        """The owner may have changed their mind while it waits for people to leave."""
+        if wanted.auto_reboot == "never":
+            self.call_off()
+
+    def call_off(self) -> None:
+        """It is not wanted any more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+
+def _tell_defect(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.error("the reboot failed by a defect; please report this", exc_info=error)

@@ -11,7 +11,7 @@ import structlog
 
 from appliance.config.schema import Config
 from appliance.control.server import ControlServer, Handler, PublicationBoard
-from appliance.core.errors import ConfigError
+from appliance.core.errors import ApplianceError
 from appliance.supervisor import events as ev
 from appliance.supervisor.notify import Notifier
 from appliance.supervisor.reload import Change
@@ -77,14 +77,17 @@ class Service:
         notifier.reloading()
         try:
             changed = self._served.reload(self._load())
-        except ConfigError as error:
+        except ApplianceError as error:
             log.error("the configuration was not reloaded; the old one stays in force", error=str(error))
+        except Exception:
+            log.exception("the reload failed by a defect, and the old configuration stays in force; please report this")
         else:
             for change in changed:
                 log.info("reloaded", key=change.key, before=str(change.before), after=str(change.after), when=change.when.value)
             if not changed:
                 log.info("reloaded: nothing has changed")
-        notifier.ready()
+        finally:
+            notifier.ready()  # else the service manager takes us to be reloading for ever
 
 
 async def _ended(keeping: asyncio.Task[None]) -> None:

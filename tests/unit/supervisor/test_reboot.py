@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config.schema import SupervisorTable
 from appliance.supervisor import reboot as module
 from appliance.supervisor.incidents import IncidentStore
-from appliance.supervisor.reboot import logged_in, reboot, why_not
+from appliance.supervisor.reboot import Rebooter, logged_in, reboot, why_not
 
 HOUR_S = 3600.0
 
@@ -70,6 +71,43 @@ async def test_it_waits_for_people_to_leave(tmp_path: Path, store: IncidentStore
     (sessions / "1").unlink()
     await asyncio.wait_for(rebooting, 10)
     assert (tmp_path / "rebooted").exists()
+
+
+async def test_an_attempt_that_cannot_be_recorded_is_not_made(tmp_path: Path) -> None:
+    """A disk that takes nothing forgets each reboot: the machine would go down after every start."""
+    (tmp_path / "state").write_text("a file where the folder should be")
+    store = IncidentStore(tmp_path / "state", 10)
+    await reboot("always", ("touch", str(tmp_path / "rebooted")), store, "a card is lost", grace_s=0.0)
+    assert not (tmp_path / "rebooted").exists()
+    store.close()
+
+
+async def test_a_reboot_can_be_called_off(tmp_path: Path, store: IncidentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody came, cured it and left: the machine stays up. One that is begun takes the place of the one before."""
+    monkeypatch.setattr(module.reboot, "__defaults__", (0.0,))
+    monkeypatch.setattr(module, "IDLE_POLL_S", 0.01)
+    people = [1]
+    monkeypatch.setattr(module, "logged_in", lambda: len(people))
+    wanted = SupervisorTable(auto_reboot="idle", reboot_command=("/bin/sh", "-c", f"echo x >> {tmp_path}/reboots"))
+    reboots = Rebooter(store)
+    reboots.begin(wanted, "a card is lost")
+    await asyncio.sleep(0.1)
+    reboots.obey(wanted)
+    assert reboots.asked
+    reboots.obey(SupervisorTable())
+    people.clear()
+    await asyncio.sleep(0.2)
+    assert not (tmp_path / "reboots").exists()
+    assert not reboots.asked
+    people.append(1)
+    reboots.begin(wanted, "a card is lost")
+    reboots.begin(wanted, "a card is lost")
+    people.clear()
+    async with asyncio.timeout(10):
+        while not (tmp_path / "reboots").exists():
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    assert (tmp_path / "reboots").read_text() == "x\n"
 
 
 def test_without_logind_nobody_is_logged_in(tmp_path: Path) -> None:
