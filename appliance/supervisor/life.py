@@ -104,12 +104,13 @@ class EngineLife:
 
     def _spawn(self, ring: LogRing) -> None:
         try:
-            self._watch(spawn(self.spec, self._group(), ring, self._on_lines, self._on_exit))
+            process = spawn(self.spec, self._group(), ring, self._on_lines, self._on_exit)
         except OSError as error:
             text = f"{self.spec.argv[0]} cannot be started: {error.strerror or error}"
             self._desk.add_spawn_failure(self.spec.argv[0], "engine.python" if self.spec.engine == "native" else "engine.command", error)
             self._post(ev.SpawnFailed(self.generation, text))
         else:
+            self._watch(process)
             log.info("the engine was started", generation=self.generation, pid=self.pid, argv=" ".join(self.spec.argv))
 
     def _watch(self, process: EngineProcess) -> None:

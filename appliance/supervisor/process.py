@@ -68,8 +68,25 @@ def spawn(
     Must be called from the main thread: PDEATHSIG is tied to the thread that forks.
 
     Raises:
-        OSError: no such program, not permitted, no memory.
+        OSError: no such program, not permitted, no memory, no descriptor left. The group is given back, and nobody is in it.
     """
+    try:
+        popen, output = _started(spec, group, channel)
+        try:
+            group.started(popen.pid)
+            return EngineProcess(popen, output, group, ring, on_lines, on_exit)
+        except OSError:  # nobody would know of it, and the next one would be started beside it
+            os.close(output)
+            popen.kill()
+            popen.wait()
+            raise
+    except OSError:
+        group.remove()
+        raise
+
+
+def _started(spec: LaunchSpec | SpareSpec, group: Group, channel: int) -> tuple[subprocess.Popen[bytes], int]:
+    """The child, and our end of what it prints into."""
     score = SPARE_OOM_SCORE_ADJ if isinstance(spec, SpareSpec) else OOM_SCORE_ADJ
     ours, theirs = os.pipe()
     try:
@@ -90,8 +107,15 @@ def spawn(
         raise error if isinstance(error, OSError) else OSError(str(error)) from error
     finally:
         os.close(theirs)
-    group.started(popen.pid)
-    return EngineProcess(popen, ours, group, ring, on_lines, on_exit)
+    return popen, ours
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL, SIGRTMIN+1...: Python knows the first and the last of the real-time signals by name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if number > signal.SIGRTMIN else f"signal {number}"
 
 
 def _in_child(parent: int, group: Group, oom_score_adj: int, dumps_core: bool) -> None:
@@ -298,6 +322,6 @@ class EngineProcess:
         if result.si_code == os.CLD_EXITED:
             self.exit = ExitStatus(code=result.si_status)
         else:
-            self.exit = ExitStatus(signal=signal.Signals(result.si_status).name)
+            self.exit = ExitStatus(signal=signal_name(result.si_status))
         self._exited.set()
         self._on_exit(self.exit)

@@ -60,7 +60,6 @@ class Spare:
         try:
             self._process = spawn(spec, group, self._ring, self._on_lines, self._on_exit, theirs.fileno())
         except OSError:
-            group.remove()
             self._channel.close()
             raise
         finally:

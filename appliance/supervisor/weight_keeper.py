@@ -188,9 +188,6 @@ class Holder:
         self._ring = LogRing(_LINES_KEPT)
         try:
             self._process: EngineProcess = spawn(spec, group, self._ring, self._hear, self._exited, listener.fileno())
-        except OSError:
-            group.remove()
-            raise
         finally:
             listener.close()
         log.info("the weight holder was started", pid=self.pid, argv=" ".join(spec.argv))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -60,6 +61,8 @@ time.sleep(600)
         ("raise SystemExit(3)", "exited with code 3"),
         ("pass", "exited with code 0"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN)", "killed by SIGRTMIN"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 1)", "killed by SIGRTMIN+1"),
     ],
 )
 async def test_the_exit_is_read(code: str, expected: str) -> None:
@@ -154,6 +157,52 @@ def test_a_program_that_does_not_exist_is_an_oserror() -> None:
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
     asyncio.run(attempt())
+
+
+def _children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+class Counted(SessionGroup):
+    """Knows whether it was given back."""
+
+    removed = 0
+
+    def remove(self) -> None:
+        """Once more."""
+        self.removed += 1
+        super().remove()
+
+
+async def test_what_cannot_be_watched_is_not_left_running() -> None:
+    """No descriptor is free, however far the start has come by then: no process that nobody knows of, and the group is given back."""
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    filling = [os.open("/dev/null", os.O_RDONLY)]
+    while filling[-1] <= highest:
+        filling.append(os.open("/dev/null", os.O_RDONLY))
+    before = _children()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spec = LaunchSpec(("/bin/sleep", "600"), {}, "/", Endpoint(port=1), "/health", 1.0, 1.0, "x", LADDER[0])
+    failures = 0
+    for spare in range(40):
+        group, process = Counted(), None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (filling[-1] + 1 + spare, hard))
+        try:
+            process = spawn(spec, group, LogRing(10), lambda lines: None, lambda status: None)
+        except OSError:
+            failures += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if process is not None:
+            assert await process.end(5.0) is None
+            process.close()
+            break
+        assert group.removed == 1
+        assert _children() == before, f"a child is left at {spare} descriptors"
+    for descriptor in filling:
+        os.close(descriptor)
+    assert process is not None
+    assert failures > 2
 
 
 async def test_descriptors_are_given_back() -> None:
