@@ -49,6 +49,7 @@ class GpuWatch:
         self._ledger = box.cards
         self._nvml = box.nvml
         self._refusal = box.refusal
+        self._left_behind = box.groups.left_behind
         self._post = post
         self._start = start
         self._losses = LossReader()
@@ -66,6 +67,9 @@ class GpuWatch:
         """Answers with GpuWaiting, then GpuReady, NoGpu or CardsGone. Cards that have served are not asked about, just looked for."""
         if self._task is not None:
             self._task.cancel()
+        if not self._ledger.lost_anywhere and self._left_behind():  # on a lost card a corpse holds nothing that is wanted
+            self._task = self._start(self._begin_alone(config, have_served), "gpu", ev.GpuWaiting("our watch failed by a defect"))
+            return
         mode = config.gpu.mode
         if mode == "off":
             self._none("gpu.mode is off")
@@ -166,6 +170,15 @@ class GpuWatch:
             self._post(ev.CardsGone(answer.reason))
         else:
             self._post(ev.GpuReady(answer.cards, answer.reason))
+
+    async def _begin_alone(self, config: Config, have_served: bool) -> None:
+        """Once nobody is left of the engine that an applianced before us had: two would share the memory of one."""
+        while words := self._left_behind():
+            self.words = f"processes of the engine before survive SIGKILL: {words}"
+            self._post(ev.GpuWaiting(self.words))
+            await asyncio.sleep(MEMORY_POLL_S)
+        self._task = None
+        self.begin(config, have_served=have_served)
 
     async def _ask_without_engine(self) -> NvmlReport:
         report = await self.ask_nvml()

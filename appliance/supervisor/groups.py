@@ -242,6 +242,7 @@ class Delegation:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._left: tuple[Path, ...] = ()
 
     @classmethod
     def find(cls, mount: Path | None = None) -> Delegation | None:
@@ -263,6 +264,11 @@ class Delegation:
         """A new cgroup for one engine life, spare (which keeps it when it becomes an engine) or weight holder. Raises OSError."""
         return CgroupGroup(self._path / f"{kind}-{name}")
 
+    def left_behind(self) -> str:
+        """Who is still there of an applianced that was killed; empty once they are gone."""
+        self._left = tuple(path for path in self._left if not _removed(path))
+        return ", ".join(filter(None, (proc_table.describe(_living(path)) for path in self._left)))
+
     def _settle(self) -> Delegation:
         self._clear_left_behind()
         leaf = self._path / self.LEAF
@@ -275,11 +281,28 @@ class Delegation:
 
     def _clear_left_behind(self) -> None:
         """Of an applianced that was killed: nobody of its engines may live on beside ours, and empty cgroups are not to pile up."""
-        for path in (path for kind in (ENGINE, SPARE, HOLDER) for path in self._path.glob(f"{kind}-*")):
+        self._left = tuple(path for kind in (ENGINE, SPARE, HOLDER) for path in self._path.glob(f"{kind}-*"))
+        for path in self._left:
             with contextlib.suppress(OSError):
                 (path / "cgroup.kill").write_text("1")
-            with contextlib.suppress(OSError):  # still being emptied: the next applianced sees it again
-                path.rmdir()
+
+
+def _removed(path: Path) -> bool:
+    """A cgroup that somebody is in cannot be."""
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _living(path: Path) -> tuple[ProcStat, ...]:
+    with contextlib.suppress(OSError):
+        pids = (int(word) for word in (path / "cgroup.procs").read_text().split())
+        return tuple(stat for pid in pids if (stat := proc_table.read_stat(pid)) is not None)
+    return ()
 
 
 class Groups:
@@ -301,6 +324,10 @@ class Groups:
     def delegated(self) -> bool:
         """Whether each engine has a cgroup."""
         return self._delegation is not None
+
+    def left_behind(self) -> str:
+        """See Delegation; where none is, nobody knows."""
+        return self._delegation.left_behind() if self._delegation is not None else ""
 
     def of_life(self, generation: int) -> Group:
         """For one engine life."""

@@ -17,6 +17,8 @@ from appliance.supervisor import proc_table
 from tests.fakes.frozen_disk import FrozenDisk, frozen_disk
 from tests.integration.supervisor.harness import Applianced, is_alive, wait_for
 from tests.integration.supervisor.test_cards import XID_79, CardBox, eventually, reach, record
+from tests.integration.supervisor.test_cgroup import delegated  # noqa: F401
+from tests.unit.supervisor.test_process import cgroup2_for_tests
 
 Start = Callable[..., Applianced]
 
@@ -57,6 +59,29 @@ def test_an_engine_that_survives_sigkill_is_not_doubled(applianced: Start, disk:
     wait_for(lambda: not is_alive(pid), "it is gone")
     wait_for(lambda: _resumes(one), "resume is taken")
     assert one.wait_state("serving")["generation"] == 2
+
+
+@pytest.mark.skipif(cgroup2_for_tests() is None, reason="no writable cgroup v2 mount")
+def test_a_new_applianced_waits_for_the_engine_of_the_one_that_was_killed(
+    applianced: Start,
+    disk: FrozenDisk,
+    delegated: Path,  # noqa: F811
+) -> None:
+    """kill -9 of applianced, and its engine is stuck in the kernel: no second one beside it, and the status says for whom it waits."""
+    one = applianced(cgroup=delegated)
+    pid = one.wait_state("serving")["engine_pid"]
+    threading.Thread(target=lambda: one.fault(kind="write", path=str(disk.path / "x")), daemon=True).start()
+    wait_for(lambda: state_of(pid) == "D", "it sleeps in the kernel")
+    one.process.kill()
+    one.process.wait()
+    one.start()
+    waiting = one.wait_state("waiting_for_gpu")
+    wait_for(lambda: f"pid {pid} " in one.status()["sentence"], "it says for whom")
+    assert waiting["engine_pid"] is None
+    assert is_alive(pid)
+    disk.thaw()
+    assert one.wait_state("serving")["generation"] == 2
+    assert not is_alive(pid)
 
 
 def _resumes(one: Applianced) -> bool:
