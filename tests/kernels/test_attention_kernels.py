@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from appliance_kernels.kv_write.reference import Guard, Reason, Violation
+from appliance_kernels import tables as tables_kernel
+from appliance_kernels.kv_write.reference import ANYBODY, Guard, Reason, Violation
 from appliance_kernels.on_card import Cache, OnCard, Piece, Reader
 from appliance_kernels.paged_decode import triton as decode_kernel
 from appliance_kernels.paged_prefill import triton as prefill_kernel
@@ -146,6 +147,15 @@ def test_a_window_that_begins_in_the_middle_of_a_split(length: int, monkeypatch:
     _check(out[0], case.exact(0, length - 1, 40), 3e-6, f"sequence of {length}")
 
 
+def test_a_row_that_sees_nothing_of_the_first_tile_of_keys() -> None:
+    """A chunk longer than its window: its last rows begin to see where its first ones have long ended."""
+    case = Case([90], 16, 1, 1, 32, torch.float32)
+    out = case.out(32)
+    CARD.plan_prefill([Piece(case.readers[0], 0, 50, 32)], [5], case.cache)[5](case.q[0][50:82], *case.caches, case.scale, out)
+    for row in range(32):
+        _check(out[row], case.exact(0, 50 + row, 5), 3e-6, f"token {50 + row}")
+
+
 def test_scores_are_capped() -> None:
     """c · tanh(s / c), in both kernels."""
     case = Case([50], 16, 1, 2, 32, torch.float32)
@@ -187,6 +197,7 @@ STRAYS = [
     pytest.param(2, 3, id="a-prompts-block-in-the-answer"),
     pytest.param(2, END, id="behind-all-blocks"),
     pytest.param(2, 2**40, id="far-outside"),
+    pytest.param(0, 2**32 + 1, id="of-which-half-is-a-block"),
 ]
 
 
@@ -242,8 +253,42 @@ def test_a_table_that_is_too_short_is_a_stray_and_not_read_past() -> None:
     _check(out[0], case.exact(0, 39, 0, hidden=range(32, 40)), 3e-6, "with zeros")
 
 
-def test_what_its_reader_may_not_read_is_replaced_by_the_null_block() -> None:
-    """Sealed blocks are anybody's, open ones their writer's, free ones nobody's: judged by the words on the card, before any layer."""
+def test_more_strays_than_can_be_told_write_past_nothing() -> None:
+    """The buffer keeps the first, and says that there were more."""
+    case = Case([70], 16, 1, 1, 16, torch.float32)
+    case.cache.guard.words[case.readers[0].table] = 0
+    rows = torch.full((8, 4), -7, dtype=torch.int64)
+    case.cache.violations.rows = rows[3:5]
+    q, positions = case.newest()
+    CARD.plan_decode(case.readers, positions, [0], case.cache)[0](q, *case.caches, case.scale, case.out(1))
+    told = case.cache.violations.take()
+    assert told == [
+        *(Violation(0, block, 0, Reason.UNREADABLE) for block in case.readers[0].table[:2]),
+        Violation(ANYBODY, -1, 0, Reason.UNTOLD),
+    ]
+    assert rows[:3].eq(-7).all()
+    assert rows[5:].eq(-7).all()
+
+
+@pytest.mark.parametrize("way", ["decode", "prefill"])
+def test_a_long_table_is_looked_through_to_its_end(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More entries than a program looks at together."""
+    monkeypatch.setattr(decode_kernel, "SPLIT", 256)
+    k_cache, v_cache = torch.zeros(2, END, 1, 1, 16)
+    tables = lay_tables([[*[1] * 69, 2**40]], [70], [100], (NULL, END), CARD.device)
+    told, q, out = CARD.violations(), torch.zeros(1, 1, 16), torch.empty(1, 16)
+    if way == "decode":
+        decode_kernel.paged_decode(q, k_cache, v_cache, decode_kernel.plan_decode(tables, [69], 0), 1.0, out, told)
+    else:
+        prefill_kernel.paged_prefill(q, k_cache, v_cache, prefill_kernel.plan_prefill(tables, [(0, 69, 1)], 1, 16, 4, 0), 1.0, out, told)
+    assert told.take() == [Violation(100, 2**40, 0, Reason.OUTSIDE)]
+
+
+@pytest.mark.parametrize("entries", [64, 2])
+def test_what_its_reader_may_not_read_is_replaced_by_the_null_block(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sealed blocks are anybody's, open ones their writer's, free ones nobody's: judged by the words on the card, before any layer; by one
+    program, or by several that look at two entries each."""
+    monkeypatch.setattr(tables_kernel, "_ENTRIES", entries)
     case = Case([70, 20], 16, 1, 1, 16, torch.float32)
     guard, (first, second) = case.cache.guard, case.readers
     guard.words[first.table[0]] = SEALED | 2

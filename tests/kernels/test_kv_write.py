@@ -83,6 +83,7 @@ def test_only_open_blocks_of_the_writer_in_its_region_are_written(way: str, head
         (BLOCKS + 1000, 0, Reason.OUTSIDE),
         (-(2**33), 0, Reason.OUTSIDE),
         (2**33, 0, Reason.OUTSIDE),
+        (2**32 + 2, 0, Reason.OUTSIDE),  # its lower half is a good one
     ]
     if block_tokens > 1:
         wanted.append((2, last, None))
@@ -139,6 +140,6 @@ def test_a_table_with_a_block_that_its_reader_may_not_read_gets_the_null_block()
     sound = [[4, 2, 0], [3, 4]]
     assert checked_tables(sound, [ME, OTHER], case.guard, BLOCKS, case.violations) is sound
     assert case.violations.take() == []
-    torn = [[4, 3, 2], [5, 3], [2**40, -1, 6]]
+    torn = [[4, 3, 2], [5, 3], [2**32 + 2, -1, 6]]
     assert checked_tables(torn, [ME, OTHER, ME], case.guard, BLOCKS, case.violations) == [[4, 7, 2], [7, 3], [7, 7, 7]]
-    assert [(v.owner, v.block) for v in case.violations.take()] == [(ME, 3), (OTHER, 5), (ME, 2**40), (ME, -1), (ME, 6)]
+    assert [(v.owner, v.block) for v in case.violations.take()] == [(ME, 3), (OTHER, 5), (ME, 2**32 + 2), (ME, -1), (ME, 6)]

@@ -82,7 +82,7 @@ def test_the_kernel_takes_the_steps_of_the_table(step: Step) -> None:
     words = guarded[4:-4]
     words.copy_(torch.tensor(WORDS))
     expected = words.clone()
-    blocks = [*range(len(WORDS)), -1, len(WORDS), 2**40, -(2**40)]
+    blocks = [*range(len(WORDS)), -1, len(WORDS), 2**40, -(2**40), *(2**32 + block for block in range(len(WORDS)))]
     wanted = take_step(expected, blocks, step)
     results = torch.full((len(blocks),), -99, dtype=torch.int32)
     kernel.take_step(words, torch.tensor(blocks), step, results)
