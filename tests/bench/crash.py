@@ -1,9 +1,10 @@
 """What clients see when the only engine is killed under their streams and is back two seconds later.
 
-    python tests/bench/crash.py [--streams N] [--away-s S] [--peers FOLDER] [--json]
+    python tests/bench/crash.py [--streams N] [--away-s S] [--peers FOLDER] [--llama-swap PATH] [--json]
 
 The engine is tests/fakes/upstream.py, killed with SIGKILL in the middle of paced streams and started again where it was.
-With --peers, the same is done to other gateways, installed into that folder.
+With --peers, the same is done to other gateways, installed into that folder. llama-swap starts its engine itself: there, the engine
+comes up when it is back, however early llama-swap has begun to start it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.bench import _peers
+from tests.bench import _llama_swap, _peers
 from tests.bench.gateway import PATH, WHOLE, streamed
 from tests.fakes.scripted_appliance import ROOT, Connection, appliance, free_port
 
@@ -141,7 +143,30 @@ async def theirs(peer: _peers.Peer, programs: Path, folder: Path) -> AsyncIterat
         await kill() if engines[-1].returncode is None else None
 
 
-async def seen_by_all(programs: dict[_peers.Peer, Path], streams: int, away_s: float) -> dict[str, Seen]:
+@contextlib.asynccontextmanager
+async def under_llama_swap(program: str, folder: Path) -> AsyncIterator[Rig]:
+    """The engine as llama-swap's own child."""
+    port, away = free_port(), folder / "away"
+
+    def command(engine_port: int) -> list[str]:
+        engine = shlex.join([sys.executable, str(ROOT / "tests/fakes/upstream.py"), "--port", str(engine_port)])
+        return ["/bin/sh", "-c", f"while test -e {away}; do sleep 0.05; done; exec {engine}"]
+
+    with _llama_swap.running(program, command, port, folder) as engines:
+
+        async def kill() -> None:
+            away.touch()
+            for engine in engines():
+                engine.kill()
+
+        async def start() -> None:
+            away.unlink()
+
+        await until_200(port, time.monotonic())
+        yield Rig(port, kill, start)
+
+
+async def seen_by_all(programs: dict[_peers.Peer, Path], llama_swap: str | None, streams: int, away_s: float) -> dict[str, Seen]:
     """One after the other."""
     folder = Path(tempfile.mkdtemp(prefix="crash-"))
     try:
@@ -150,6 +175,9 @@ async def seen_by_all(programs: dict[_peers.Peer, Path], streams: int, away_s: f
         for peer, path in programs.items():
             async with theirs(peer, path, folder) as rig:
                 found[peer.name] = await look(rig, streams, away_s)
+        if llama_swap:
+            async with under_llama_swap(llama_swap, folder) as rig:
+                found["llama-swap"] = await look(rig, streams, away_s)
         return found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -161,10 +189,11 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--away-s", type=float, default=2.0)
     parser.add_argument("--peers", type=Path, metavar="FOLDER", help="look at other gateways too, installed there")
+    parser.add_argument("--llama-swap", metavar="PATH", default=shutil.which("llama-swap"), help="the program, to look at it too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     programs = {peer: _peers.installed(peer, options.peers) for peer in _peers.PEERS} if options.peers else {}
-    found = asyncio.run(seen_by_all(programs, options.streams, options.away_s))
+    found = asyncio.run(seen_by_all(programs, options.llama_swap, options.streams, options.away_s))
     if options.json:
         print(json.dumps({name: asdict(seen) for name, seen in found.items()}))
     else:

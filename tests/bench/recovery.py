@@ -1,12 +1,12 @@
 """kill -9 of the engine under a running stream: how long until the stream's next token. One run, one table.
 
     python tests/bench/recovery.py [--kills 50] [--others 10] [--model DIR] [--supervisord PATH]
-                                   [--llama-server PATH --gguf FILE] [--json]
+                                   [--llama-swap PATH] [--llama-server PATH --gguf FILE] [--json]
 
 Ours is measured with a warm spare and without one, through the gateway: the stream goes on, and its text is compared with the
-undisturbed one. Beside it, servers under what people restart them with: a shell loop without any wait and supervisord, around our
-bare engine and around llama.cpp's server. Those lose the stream, so their client asks again at once, every 10 ms, until a first token
-comes: the best that a client can do. What is not there is said and left out.
+undisturbed one. Beside it, servers under what people restart them with: a shell loop without any wait, supervisord, llama-swap and
+systemd, around our bare engine and around llama.cpp's server. Those lose the stream, so their client asks again at once, every 10 ms,
+until a first token comes: the best that a client can do. The table says how the lost streams ended. What is not there is said and left out.
 
 The goal: median under 1.0 s, worst of 50 under 2.0 s, with the spare, on two cores with the demo model.
 """
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -40,7 +41,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from appliance.supervisor.spare import memory_of
-from tests.bench import _systemd
+from tests.bench import _peers
+from tests.bench._keepers import Command, Keeper, Servers, keepers
 from tests.fakes.scripted_appliance import free_port
 from tests.integration.supervisor.harness import Applianced, wait_for
 
@@ -63,10 +65,8 @@ PHASES = (
 """A word of applianced's or the engine's log, and what had happened by then."""
 
 
-Servers = Callable[[], list[psutil.Process]]
-"""The processes that somebody keeps alive."""
-Keeper = Callable[[list[str], Path], contextlib.AbstractContextManager[Servers]]
-"""Runs a command again whenever it ends; the folder is its own."""
+class SilentlyCut(ConnectionError):
+    """A stream that ended as if all were well, without its [DONE]."""
 
 
 @dataclass
@@ -76,13 +76,15 @@ class Result:
     name: str
     next_token_s: list[float] = field(default_factory=list)
     goes_on: str = "no: asked again"
+    ends: Counter[str] = field(default_factory=Counter)
+    """Of streams that did not go on: how they ended → how many."""
     phases_ms: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def row(self) -> str:
-        """Median, worst, how many."""
-        times = self.next_token_s
-        return f"{self.name:44}{statistics.median(times):9.2f} s{max(times):9.2f} s{len(times):7}   {self.goes_on}"
+        """Median, worst, how many, and what became of the stream."""
+        times, ends = self.next_token_s, "".join(f", {count} {how}" for how, count in self.ends.most_common())
+        return f"{self.name:44}{statistics.median(times):9.2f} s{max(times):9.2f} s{len(times):7}   {self.goes_on}{ends}"
 
 
 def question(number: int) -> dict[str, Any]:
@@ -92,17 +94,26 @@ def question(number: int) -> dict[str, Any]:
     return asked | {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
 
 
+def lines(answer: http.client.HTTPResponse) -> Iterator[str]:
+    """Of its body. Raises IncompleteRead where it breaks off; HTTPResponse's own readline takes that for an end."""
+    rest = b""
+    while piece := answer.read1(65536):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line.decode().strip() for line in whole)
+
+
 def tokens(port: int, body: dict[str, Any]) -> Iterator[str]:
-    """The pieces of one streamed answer. Raises OSError or HTTPException where it breaks."""
+    """The pieces of one streamed answer. Raises OSError (SilentlyCut among them) or HTTPException where it breaks."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
             raise ConnectionError(f"status {answer.status}")
-        for raw in answer:
-            line = raw.decode().strip()
-            if not line.startswith("data: ") or line == "data: [DONE]":
+        for line in lines(answer):
+            if line == "data: [DONE]":
+                return
+            if not line.startswith("data: "):
                 continue
             event = json.loads(line[6:])
             if "error" in event:
@@ -110,6 +121,7 @@ def tokens(port: int, body: dict[str, Any]) -> Iterator[str]:
             piece = event["choices"][0]["delta"].get("content") if event.get("choices") else None
             if piece:
                 yield piece
+        raise SilentlyCut("the stream ended without its [DONE]")
     finally:
         connection.close()
 
@@ -223,50 +235,18 @@ def measure_ours(name: str, model: Path, kills: int, *, spare: bool) -> Result:
     return result
 
 
-@contextlib.contextmanager
-def shell_loop(command: list[str], folder: Path) -> Iterator[Servers]:
-    """`while true; do SERVER; done`."""
-    with (folder / "log").open("ab") as log:
-        loop = subprocess.Popen(
-            ["/bin/sh", "-c", f"while true; do {shlex.join(command)}; done"], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        yield psutil.Process(loop.pid).children
-    finally:
-        os.killpg(loop.pid, signal.SIGKILL)
-        loop.wait()
-
-
-@contextlib.contextmanager
-def supervisord(command: list[str], folder: Path, program: str) -> Iterator[Servers]:
-    """With its own defaults but for autorestart."""
-    (folder / "supervisord.conf").write_text(
-        f"[supervisord]\nnodaemon=true\nlogfile={folder}/supervisord.log\npidfile={folder}/pid\n"
-        f"[program:server]\ncommand={shlex.join(command)}\ndirectory={ROOT}\nautorestart=true\nstdout_logfile={folder}/log\n"
-        f"redirect_stderr=true\n"
-    )
-    parent = subprocess.Popen([program, "-c", str(folder / "supervisord.conf")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield psutil.Process(parent.pid).children
-    finally:
-        parent.terminate()
-        parent.wait(60)
-
-
 def measure_other(name: str, port: int, kills: int, under: contextlib.AbstractContextManager[Servers]) -> Result:
     """A server that is restarted by somebody, and a client that asks again."""
     result, draw = Result(name), random.Random(7)
     with under as servers:
         first_token(port, time.monotonic() + START_S)
         for number in range(kills):
-            stream = tokens(port, question(number % 4))
+            stream = tokens(port, named(number % 4))
             for _ in itertools.islice(stream, draw.randint(*BEFORE_KILL)):  # its answer may be shorter than ours
                 pass
             os.kill(wait_for(servers, "the server", START_S)[0].pid, signal.SIGKILL)
             killed_s = time.monotonic()
-            with contextlib.suppress(OSError, http.client.HTTPException, StopIteration):
-                while True:
-                    next(stream)
+            result.ends[end_of(stream)] += 1
             first_token(port, killed_s + START_S)
             result.next_token_s.append(time.monotonic() - killed_s)
             time.sleep(2.0)  # supervisord takes a program that lived less than a second for one that cannot start
@@ -274,11 +254,28 @@ def measure_other(name: str, port: int, kills: int, under: contextlib.AbstractCo
     return result
 
 
+def named(number: int) -> dict[str, Any]:
+    """The question with the model's name, by which llama-swap chooses."""
+    return question(number) | {"model": _peers.MODEL}
+
+
+def end_of(stream: Iterator[str]) -> str:
+    """How it ends."""
+    try:
+        for _ in stream:
+            pass
+    except SilentlyCut:
+        return "cut without a word"
+    except (OSError, http.client.HTTPException):
+        return "broken"
+    return "whole"
+
+
 def first_token(port: int, until_s: float) -> None:
     """Ask, again and again."""
     while True:
         try:
-            next(tokens(port, question(0)))
+            next(tokens(port, named(0)))
             return
         except (OSError, http.client.HTTPException, StopIteration):
             if time.monotonic() > until_s:
@@ -286,39 +283,29 @@ def first_token(port: int, until_s: float) -> None:
             time.sleep(RETRY_S)
 
 
-def others(options: argparse.Namespace, missing: list[str]) -> Iterator[tuple[str, Callable[[], Result]]]:
-    """Every server under every supervisor that is there: the row's name, and how it is measured."""
-    servers: list[tuple[str, Callable[[int], list[str]]]] = [
-        ("our bare engine", lambda port: [sys.executable, "-m", "appliance.engine", "--model", str(options.model), "--port", str(port)])
-    ]
+def servers(options: argparse.Namespace, missing: list[str]) -> dict[str, Command]:
+    """Every server that is there."""
+    engine = [sys.executable, "-m", "appliance.engine", "--model", str(options.model), "--name", _peers.MODEL]
+    found: dict[str, Command] = {"our bare engine": lambda port: [*engine, "--port", str(port)]}
     if options.llama_server and options.gguf:
-        cores = str(len(os.sched_getaffinity(0)))
-        servers.append(
-            (
-                "llama.cpp's server",
-                lambda port: [*shlex.split(options.llama_server), "-m", options.gguf, "--port", str(port), "-t", cores, "-c", "2048"],
-            )
-        )
+        llama = [*shlex.split(options.llama_server), "-m", options.gguf, "-t", str(len(os.sched_getaffinity(0))), "-c", "2048"]
+        found["llama.cpp's server"] = lambda port: [*llama, "--port", str(port)]
     else:
         missing.append("llama.cpp's server: give --llama-server (tests/bench/_llama_server.py says from where) and --gguf")
-    if not options.supervisord:
-        missing.append("supervisord: give --supervisord")
-    missing.append("llama-swap: no such program here")
-    if why := _systemd.missing():
-        missing.append(f"systemd Restart=: {why}")
-    keepers: dict[str, Keeper] = {"a shell loop": shell_loop}
-    if options.supervisord:
-        keepers["supervisord"] = lambda command, folder: supervisord(command, folder, options.supervisord)
-    if not _systemd.missing():
-        keepers["systemd Restart="] = lambda command, _: _systemd.systemd(command, ROOT)
-    for (server, command), (under, keeper) in itertools.product(servers, keepers.items()):
+    return found
+
+
+def others(options: argparse.Namespace, missing: list[str]) -> Iterator[tuple[str, Callable[[], Result]]]:
+    """Every server under every keeper: the row's name, and how it is measured."""
+    pairs = itertools.product(servers(options, missing).items(), keepers(options.supervisord, options.llama_swap, missing).items())
+    for (server, command), (under, keeper) in pairs:
         yield f"{server} under {under}", partial(_measured, f"{server} under {under}", command, keeper, options.others)
 
 
-def _measured(name: str, command: Callable[[int], list[str]], keeper: Keeper, kills: int) -> Result:
+def _measured(name: str, command: Command, keeper: Keeper, kills: int) -> Result:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
-        return measure_other(name, port, kills, keeper(command(port), Path(folder)))
+        return measure_other(name, port, kills, keeper(command, port, Path(folder)))
 
 
 def arguments() -> argparse.Namespace:
@@ -328,6 +315,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--others", type=int, default=10, help="of everything else [default: %(default)s]")
     parser.add_argument("--model", type=Path, default=ROOT / ".cache/models/SmolLM2-135M-Instruct")
     parser.add_argument("--supervisord", default=shutil.which("supervisord"))
+    parser.add_argument("--llama-swap", default=shutil.which("llama-swap"))
     parser.add_argument("--llama-server", default=shutil.which("llama-server"))
     parser.add_argument("--gguf", help="the model for llama-server")
     parser.add_argument("--only", default="", help="measure the rows with this in their names [default: all]")
