@@ -114,6 +114,18 @@ def test_more_violations_than_fit_are_counted_and_write_past_nothing(way: str) -
     assert len(getattr(fits, way)([0, 1])) == 2, "as many as fit are all told"
 
 
+@pytest.mark.parametrize("way", ["reference", "triton"])
+def test_refusals_of_several_chunks_are_told_one_after_the_other(way: str) -> None:
+    """As far as there is room."""
+    case = Case(3, 1, 4, 16)
+    case.violations.rows = case.violations.rows[:4]
+    take, case.violations.take = case.violations.take, list  # type: ignore[method-assign]
+    for slots in ([0, 1, 2], [24, 25, 26]):
+        getattr(case, way)(slots)
+    told = [(violation.block, violation.offset) for violation in take()]
+    assert told == [(0, 0), (0, 1), (0, 2), (6, 0), (-1, 0)]
+
+
 def test_a_step_without_tokens_launches_nothing() -> None:
     """An empty grid is an error in Triton."""
     case = Case(0, 1, 4, 16)

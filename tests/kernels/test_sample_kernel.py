@@ -68,6 +68,14 @@ def test_a_token_without_share_is_never_picked() -> None:
     assert CARD.tokens(logits, draws) == [1, 1, 1, 1]
 
 
+def test_the_last_of_a_cut_is_as_far_as_it_goes() -> None:
+    """A u that float32 takes for 1 is not past the cut: the next token behind it was cut off."""
+    logits = _logits(0.2, 0.5, 0.3).expand(3, -1)
+    last = 1 - 2**-53
+    draws = [Draw(1.0, top_k=2, u=last), Draw(1.0, top_p=0.79, u=last), Draw(1.0, top_k=1, u=last)]
+    assert CARD.tokens(logits, draws) == [2, 2, 1]
+
+
 def test_top_p_keeps_the_fewest_that_reach_it() -> None:
     """Of 0.4, 0.3, 0.2, 0.1: two for 0.69, three for 0.71, one for next to nothing."""
     logits = _logits(0.1, 0.4, 0.3, 0.2).expand(12, -1)

@@ -6,6 +6,7 @@ import pytest
 
 from appliance.core.errors import BudgetError
 from appliance.engine.block_pool import BlockPool, BlockState, PoolCorrupt, PoolGeometry, Region
+from appliance_kernels.refcount.reference import KEPT, SEALED
 
 GEOMETRY = PoolGeometry(block_tokens=4, prefill_blocks=3, decode_blocks=2)
 
@@ -117,6 +118,24 @@ def test_integrity_counts_in_each_region() -> None:
         pool.check_integrity([a, b], [])
 
 
+@pytest.mark.parametrize(
+    ("region", "word", "holders", "kept"),
+    [
+        (Region.DECODE, SEALED | 1, 1, False),
+        (Region.PREFILL, 2, 2, False),
+        (Region.PREFILL, KEPT | 1, 1, True),
+        (Region.PREFILL, SEALED, 0, False),
+    ],
+)
+def test_a_word_that_no_step_leads_to_is_found_though_its_count_is_right(region: Region, word: int, holders: int, kept: bool) -> None:
+    """Sealed among answers, written by two, kept while it is written, sealed and nobody's."""
+    pool = BlockPool(GEOMETRY)
+    (block,) = pool.allocate(region, 1, 1) or []
+    pool.words[block] = word
+    with pytest.raises(PoolCorrupt, match=f"first at block {block}: word {word:#x}, {holders} holders"):
+        pool.check_integrity([[block]] * holders, [block] if kept else [])
+
+
 def test_after_a_violation_the_words_are_made_to_fit_those_who_are_left() -> None:
     """Whatever the words had become: what others hold and keep stays as it was, everything else is free."""
     pool = BlockPool(GEOMETRY)
@@ -129,8 +148,9 @@ def test_after_a_violation_the_words_are_made_to_fit_those_who_are_left() -> Non
     before = pool.words.clone()
     pool.words[lost] = 0x1234
     pool.words[mine[2]] = 1
+    pool.words[mine[1]] = 1
     pool.words[answer] = 0
-    assert pool.reconcile([[mine[0]], [answer]], [mine[1]]) == 3
+    assert pool.reconcile([[mine[0]], [answer]], [mine[1]]) == 4
     before[lost] = 0
     assert pool.words.tolist() == before.tolist()
     pool.check_integrity([[mine[0]], [answer]], [mine[1]])
