@@ -68,6 +68,17 @@ def test_a_token_without_share_is_never_picked() -> None:
     assert CARD.tokens(logits, draws) == [1, 1, 1, 1]
 
 
+def test_min_p_keeps_what_is_not_much_less_likely_than_the_likeliest() -> None:
+    """As the reference: of 0.09, 0.4, 0.3, 0.21 three stay, in the order of their ids, alone and before another cut."""
+    logits = _logits(0.09, 0.4, 0.3, 0.21).expand(7, -1)
+    draws = [
+        *(Draw(1.0, min_p=0.25, u=u) for u in (0.0, 0.43, 0.45, 0.76, 0.78)),
+        Draw(1.0, top_k=4, min_p=0.25, u=0.999),
+        Draw(0.5, min_p=0.5, u=0.999),
+    ]
+    assert CARD.tokens(logits, draws) == [1, 1, 2, 2, 3, 3, 2]
+
+
 def test_the_last_of_a_cut_is_as_far_as_it_goes() -> None:
     """A u that float32 takes for 1 is not past the cut: the next token behind it was cut off."""
     logits = _logits(0.2, 0.5, 0.3).expand(3, -1)
