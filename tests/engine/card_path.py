@@ -45,7 +45,7 @@ PROMPT_BLOCKS, ANSWER_BLOCKS = 7, 3
 """So few that one of two answers has to give way."""
 GREEDY = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0)
 DRAWN = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.9, top_k=40, top_p=0.9, seed=7)
-PENALISED = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, presence_penalty=1.5, logprobs=2)
+PENALISED = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, presence_penalty=1.5, logprobs=2, prompt_logprobs=2)
 
 
 @dataclass
@@ -55,10 +55,13 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     error: str | None = None
+    judged: int = 0
+    """Tokens of the prompt of which it was said how likely they are."""
 
     def take(self, output: TokenOutput) -> None:
         """One output."""
         self.token_ids += output.token_ids
+        self.judged += len(output.prompt_likelihoods)
         self.cached_tokens, self.error = output.cached_tokens, output.error
 
 

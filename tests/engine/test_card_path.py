@@ -42,6 +42,7 @@ def test_the_cards_path_says_what_the_cpus_says(config: transformers.PreTrainedC
     assert [answer["error"] for answer in host["answers"]] == [None] * 4
     assert len({tuple(answer["token_ids"]) for answer in host["answers"]}) == 4, "a model that always says the same tests nothing"
     assert host["answers"][2]["cached_tokens"] > 0
+    assert [answer["judged"] for answer in host["answers"]] == [0, 0, 0, 2]
     assert host["preemptions"] == host["swaps"] > 0
     assert [answer["token_ids"] for answer in card["answers"]] == [answer["token_ids"] for answer in host["answers"]]
     if damage:
