@@ -87,7 +87,9 @@ def read_tools(fields: Fields, model: LoadedModel) -> Tools:
     parallel = fields.flag("parallel_tool_calls", default=True)
     choice = fields.value("tool_choice")
     if not items:
-        fields.only("tool_choice", "none", "auto")
+        if choice not in (None, "none", "auto"):
+            message = f"tool_choice={choice!r:.80} demands a call, and there are no tools; send tools, or leave it out"
+            raise bad_request(message, "tool_choice", "invalid_value")
         return NO_TOOLS
     read = [_read_tool(item, f"tools[{index}]") for index, item in enumerate(items)]
     return offered(read, _read_choice(choice, tuple(tool["function"]["name"] for tool in read)), model, parallel)
