@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.engine.api.calls import CallReader, ToolCall, reader_of
@@ -241,6 +241,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("dialect", PARTS)
+@settings(deadline=None)
 @given(data=st.data())
 def test_calls_are_read_however_the_text_is_cut(dialect: Dialect, data: st.DataObject) -> None:
     """The same text and calls, piece by piece as at once: an answer that goes on over a crash is cut elsewhere."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.engine.api.calls import CallReader, ToolCall
@@ -190,6 +190,7 @@ async def test_what_is_wrong_with_tools_is_said(body: dict[str, Any], words: str
         assert one.engine.submitted == []
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_calls_are_read_however_the_text_is_cut(data: st.DataObject) -> None:
     """The same content and calls, piece by piece as at once; white space around calls is none of the content."""
