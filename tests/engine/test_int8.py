@@ -136,6 +136,32 @@ def test_a_write_that_went_astray_behind_the_plan_is_not_done(block: int, offset
     cache.check_guards()
 
 
+@pytest.mark.parametrize("position", [19, 20, 21, 22, 40])
+@torch.inference_mode()
+def test_a_window_has_its_size_to_the_token(position: int, kind: str, tmp_path: Path) -> None:
+    """The new token looks back at 21 tokens, itself among them: what is changed before these changes nothing, the first of them does."""
+    folder = save_checkpoint(CASES["mistral-window"](), tmp_path)
+    decoder = load_decoder(folder, weights_dtype="int8")
+    assert isinstance(decoder, Int8Decoder)
+    guard = Guard(torch.full((5,), OPEN, dtype=torch.int32), torch.zeros(5, dtype=torch.int64), 0, 5)
+
+    def result(changed: int | None) -> Tensor:
+        cache, draw = KvCache(decoder.config, PoolGeometry(16, 3, 1)), torch.Generator().manual_seed(2)
+        for layer in range(len(decoder.config.layers)):
+            for plane in (cache.keys(layer), cache.values(layer)):
+                plane[:3] = torch.randn(plane[:3].shape, generator=draw)
+            if changed is not None:
+                cache.values(layer)[changed // 16, :, changed % 16] = 1e6
+        write = WritePlan(None, torch.tensor([position // 16]), torch.tensor([position % 16]))
+        paging = Paging.of([Span(0, 1, position, [0, 1, 2])], [write], 16, 3)
+        return decoder.forward(torch.tensor([5]), torch.tensor([position]), paging, cache, guard)
+
+    first = max(0, position - 20)
+    assert not torch.equal(result(first), result(None))
+    for before in range(first):
+        assert torch.equal(result(before), result(None)), f"{position} sees {before}"
+
+
 def test_what_lies_behind_a_table_is_the_null_block() -> None:
     """Attention reads tiles of 16 keys: behind the last block there must be zeros, not another's numbers, which may be none."""
     spans = [Span(0, 2, 19, [3, 4, 6]), Span(2, 1, 0, [5])]

@@ -110,12 +110,13 @@ def test_what_is_no_number_does_not_get_lost(kind: str) -> None:
         assert result[:, [0, 1, 2, 4]].isfinite().all()
 
 
-def test_zeros_and_the_smallest_numbers_are_no_trouble() -> None:
+@pytest.mark.parametrize("kind", POSSIBLE)
+def test_zeros_and_the_smallest_numbers_are_no_trouble(kind: str) -> None:
     """A group without a magnitude has no scale: its share is 0."""
     x = torch.zeros(2, 64)
     x[1] = 1e-40
-    assert torch.equal(Product(POSSIBLE[0], normal(16, 64)).of(x), torch.zeros(2, 16))
-    assert torch.equal(Product(POSSIBLE[0], torch.zeros(16, 64)).of(normal(2, 64)), torch.zeros(2, 16))
+    assert torch.equal(Product(kind, normal(16, 64)).of(x), torch.zeros(2, 16))
+    assert torch.equal(Product(kind, torch.zeros(16, 64)).of(normal(2, 64)), torch.zeros(2, 16))
 
 
 def test_many_short_jobs_one_after_the_other_are_all_done() -> None:

@@ -50,6 +50,15 @@ def test_a_free_block_is_only_claimed_and_an_open_one_never_shared() -> None:
     assert next_word(SEALED | HOLDERS, Step.RETAIN) == SEALED | HOLDERS  # full: one more would read as kept
 
 
+def test_what_is_kept_is_neither_free_nor_held() -> None:
+    """Who looks for room does not find it, and nobody is counted for it."""
+    words = torch.tensor([FREE, SEALED | KEPT, OPEN, SEALED | 1, FREE, SEALED | KEPT | 2, FREE], dtype=torch.int32)
+    assert free_blocks(words, 0, 7, 9).tolist() == [0, 4, 6]
+    assert free_blocks(words, 1, 6, 9).tolist() == [4]
+    assert free_blocks(words, 0, 7, 2).tolist() == [0, 4]
+    assert count_held(words) == 3
+
+
 @given(st.lists(st.tuples(st.integers(-2, 9), st.sampled_from(Step)), max_size=60))
 @settings(max_examples=300, deadline=None)
 def test_steps_in_any_order_keep_the_books(steps: list[tuple[int, Step]]) -> None:
