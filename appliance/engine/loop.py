@@ -347,7 +347,7 @@ class EngineLoop:
             log.error("The model's logits after %d tokens of request %s are not finite.", count, request_id)
         else:
             log.warning("There is no next token after %d tokens of request %s: %s.", count, request_id, choice.why)
-        self._finish(sequence, FinishReason.ERROR, error=choice.why)
+        self._finish(sequence, FinishReason.ERROR, error=choice.why, hopeless=not choice.not_finite)
         if choice.not_finite:
             self._shared.scheduler.cache.forget(sequence.digests)  # should it have been chance, it is not to last
 
@@ -358,6 +358,7 @@ class EngineLoop:
         token_ids: tuple[int, ...] = (),
         error: str | None = None,
         likelihoods: tuple[Likelihood, ...] = (),
+        hopeless: bool = False,
     ) -> None:
         scheduler = self._apart.pop(sequence.request.request_id, self._shared).scheduler
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
@@ -366,7 +367,7 @@ class EngineLoop:
             scheduler.remove(sequence)
         assert sequence.stage is Stage.FINISHED
         del self._living[sequence.request.request_id]
-        sequence.give_out(token_ids, reason, error, likelihoods)
+        sequence.give_out(token_ids, reason, error, likelihoods, hopeless)
 
     def _snapshot(self) -> EngineStats:
         lanes = (self._shared, *self._apart.values())

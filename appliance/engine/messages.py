@@ -127,6 +127,7 @@ class TokenOutput:
         finish: set in the last output of a request, exactly once.
         cached_tokens: of the prompt, found in the prefix cache.
         error: for ERROR: one sentence with numbers, fit for a client.
+        hopeless: for ERROR: the same request would fail again.
         likelihoods: of these tokens, where the request asked for them.
         prompt_likelihoods: of the prompt's tokens but the first, where the request asked for them: in the first output.
     """
@@ -138,6 +139,7 @@ class TokenOutput:
     error: str | None = None
     likelihoods: tuple[Likelihood, ...] = ()
     prompt_likelihoods: tuple[Likelihood, ...] = ()
+    hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

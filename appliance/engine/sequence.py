@@ -82,10 +82,11 @@ class Sequence:
         finish: FinishReason | None = None,
         error: str | None = None,
         likelihoods: tuple[Likelihood, ...] = (),
+        hopeless: bool = False,
     ) -> None:
         """Tell whoever asked; the first time also of the prompt's tokens."""
         of_prompt, self.prompt_likelihoods = tuple(self.prompt_likelihoods), []
-        told = TokenOutput(self.request.request_id, token_ids, finish, self.cached_tokens, error, likelihoods, of_prompt)
+        told = TokenOutput(self.request.request_id, token_ids, finish, self.cached_tokens, error, likelihoods, of_prompt, hopeless)
         self.on_output(told)
 
     def table(self, block_tokens: int) -> list[int]:

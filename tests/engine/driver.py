@@ -32,12 +32,14 @@ class Answer:
     finish: FinishReason | None = None
     cached_tokens: int = 0
     error: str | None = None
+    hopeless: bool = False
 
     def take(self, output: TokenOutput) -> None:
         """One output; nothing may follow a finish."""
         assert self.finish is None, "an output after the end"
         self.token_ids += output.token_ids
         self.finish, self.error, self.cached_tokens = output.finish, output.error, output.cached_tokens
+        self.hopeless = output.hopeless
 
 
 class RecordingRunner:

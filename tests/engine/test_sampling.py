@@ -160,4 +160,5 @@ def test_a_constraint_that_fails_ends_its_own_request(last: set[int], words: str
     answer, _ = ask(driver, "a", HOT, Only([{5}, {6}, last]))
     assert (answer.finish, answer.token_ids) == (FinishReason.ERROR, [5, 6])
     assert words in (answer.error or "")
+    assert answer.hopeless
     assert not differences(clean, {"good": good})

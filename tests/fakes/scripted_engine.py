@@ -28,6 +28,7 @@ class ScriptedEngine:
         aborted: ids of the running requests that were aborted.
         gate: while it is cleared, no token comes.
         fail_after: with a number, each answer ends in an ERROR after so many tokens.
+        hopeless: such an error is the request's own.
     """
 
     def __init__(self, script: Script = echo, *, context: int = 256, step_s: float = 0.0, model_id: str = "tiny") -> None:
@@ -39,6 +40,7 @@ class ScriptedEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.fail_after: int | None = None
+        self.hopeless = False
         self.refuse: str | None = None
         self.produced = 0
         self._running: dict[str, threading.Event] = {}
@@ -80,7 +82,7 @@ class ScriptedEngine:
         with self._lock:
             del self._running[request.request_id]
         error = "the prompt of 3 tokens needs 1 GiB and 2 MiB are free" if finish is FinishReason.ERROR else None
-        on_output(TokenOutput(request.request_id, finish=finish, error=error))
+        on_output(TokenOutput(request.request_id, finish=finish, error=error, hopeless=self.hopeless))
 
     def _tokens(self, request: GenerateRequest, on_output: Callable[[TokenOutput], None], stopped: threading.Event) -> FinishReason:
         known = len(request.answer_ids)

@@ -14,7 +14,7 @@ from starlette.types import Message, Send
 
 from appliance.engine.api import several
 from appliance.engine.api.continuation import Continuation, Notes, Ticket, read_continuation
-from appliance.engine.api.errors import ApiError, no_engine
+from appliance.engine.api.errors import ApiError, bad_request, no_engine
 from appliance.engine.api.exchange import Client, Job, Json, JsonEndpoint, event, json_response, send_whole
 from appliance.engine.api.fields import Fields
 from appliance.engine.api.generation import Generation, GenerationFailed, joined, submitted
@@ -184,7 +184,8 @@ async def _noted_whole(job: Job, generation: Generation, notes: Notes) -> AsyncI
     except GenerationFailed as failure:
         if not told_s:
             raise
-        yield b":whole 503\n" + event(_failed(failure).envelope())
+        error = _failed(failure)
+        yield f":whole {error.status}\n".encode() + event(error.envelope())
         return
     yield b":whole 200\n" + event(job.shape.whole(joined(pieces), generation.ending()))
 
@@ -197,4 +198,5 @@ _STREAM_START: Message = {
 
 
 def _failed(failure: GenerationFailed) -> ApiError:
-    return no_engine(str(failure), "generation_failed")
+    """What the request itself made impossible is not to be tried again."""
+    return bad_request(str(failure), code="generation_failed") if failure.hopeless else no_engine(str(failure), "generation_failed")

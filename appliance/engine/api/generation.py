@@ -19,7 +19,15 @@ NOTHING_SHOWN: Mapping[int, bytes] = MappingProxyType({})
 
 
 class GenerationFailed(Exception):
-    """The engine gave this sequence up; the message is one sentence for the client."""
+    """The engine gave this sequence up; the message is one sentence for the client.
+
+    Attributes:
+        hopeless: the same request would fail again.
+    """
+
+    def __init__(self, message: str, hopeless: bool = False) -> None:
+        super().__init__(message)
+        self.hopeless = hopeless
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +175,15 @@ class Generation:
                     self._finish = FinishReason.STOP
                     return Piece("".join(text), tuple(token_ids), tuple(likelihoods[: len(token_ids)]), of_prompt)
             if output.finish is not None:
-                text.append(self._end(output.finish, output.error))
+                text.append(self._end(output))
         return Piece("".join(text), tuple(token_ids), tuple(likelihoods), of_prompt)
 
-    def _end(self, finish: FinishReason, error: str | None) -> str:
+    def _end(self, output: TokenOutput) -> str:
         """The text that was still held back."""
-        self._finish = finish
-        if finish is FinishReason.ERROR:
-            raise GenerationFailed(error or "the engine could not finish this answer")
-        if finish is FinishReason.ABORT:
+        self._finish = output.finish
+        if output.finish is FinishReason.ERROR:
+            raise GenerationFailed(output.error or "the engine could not finish this answer", output.hopeless)
+        if output.finish is FinishReason.ABORT:
             raise GenerationFailed("the engine dropped this answer before its end")
         text = self._stops.feed(self._detokenizer.flush())
         if self._stops.matched is not None:

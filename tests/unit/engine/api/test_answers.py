@@ -259,6 +259,21 @@ async def test_engine_failure_before_and_after_the_first_byte(folder: Path) -> N
             [chunk async for chunk in stream]
 
 
+async def test_what_the_request_made_impossible_is_not_to_be_tried_again(folder: Path) -> None:
+    """A grammar that becomes too much in the middle of an answer: 400, also as an event, in a list of answers and for a gateway."""
+    async with served(ScriptedEngine(), folder) as one:
+        one.engine.fail_after, one.engine.hopeless, one.engine.step_s = 2, True, 0.02
+        for body in ({"prompt": "x"}, {"prompt": "x", "n": 2}):
+            answer = await one.post("/v1/completions", body)
+            assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+            assert "retry-after" not in answer.headers
+        streamed = await one.post("/v1/completions", {"prompt": "x", "stream": True})
+        told = streamed.error if streamed.status == 400 else streamed.events[-1]["error"]
+        assert told["type"] == "invalid_request_error"
+        noted = await one.post("/v1/completions", {"prompt": "x"}, x_appliance_resume="0")
+        assert noted.status == 400 or b":whole 400\n" in noted.body
+
+
 async def test_health_models_and_metrics(folder: Path) -> None:
     """/health has progress, load and limits; /metrics counts what happened, in Prometheus' format."""
     async with served(ScriptedEngine(), folder) as one:
