@@ -9,8 +9,9 @@ import signal
 
 import pytest
 
-os.environ["TRITON_INTERPRET"] = "1"
-"""Before Triton is imported anywhere in this process, by whichever test file comes first: kernels run in its interpreter here."""
+os.environ.setdefault("TRITON_INTERPRET", "1")
+"""Before Triton is imported anywhere in this process, by whichever test file comes first: kernels run in its interpreter here, but
+under ttsem (tests/kernels/test_ttsem.py)."""
 
 
 def pytest_configure() -> None:
