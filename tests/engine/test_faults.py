@@ -10,10 +10,13 @@ import pytest
 import torch
 import transformers
 
+from appliance.engine.block_pool import Region
 from appliance.engine.kv_cache import CacheCorrupt
 from appliance.engine.messages import FinishReason
+from appliance.engine.scheduler import Chunk
 from appliance.engine.sequence import Sequence
 from appliance_kernels.kv_write.reference import Reason, Violation, Violations
+from appliance_kernels.refcount.reference import free_blocks
 from tests.engine.driver import GREEDY, Driver, differences
 from tests.engine.test_tiny_models import SIZES, prompt, save_checkpoint
 
@@ -74,6 +77,29 @@ def test_a_write_behind_a_region_is_found_when_nothing_runs(tiny: Path) -> None:
     driver.check_each_step = False
     with pytest.raises(CacheCorrupt, match="between the regions was written, first in the values of layer 2"):
         driver.run(PROMPTS, SAMPLING)
+
+
+@pytest.mark.parametrize("weights_dtype", ["float32", "int8"])
+def test_a_beginning_that_a_prompt_may_not_read_is_a_pause(weights_dtype: str, tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Between two chunks of it, the first block of its table becomes one that nobody holds: what is computed of zeros is thrown away."""
+    shape = {"kv_pool_bytes": 2 * 1024**2, "prefill_chunk_tokens": 32, "weights_dtype": weights_dtype}
+    clean = Driver(tiny, **shape).run(PROMPTS, SAMPLING)
+    driver = Driver(tiny, **shape)
+    runner, pool = driver.runner._runner, driver.loop._shared.scheduler.pool
+    prefill, torn = runner.prefill, []
+
+    def damaged(chunks: list[Chunk]) -> torch.Tensor | None:
+        for chunk in chunks:
+            if chunk.start and not torn:
+                chunk.sequence.prompt_blocks[0] = int(free_blocks(pool.words, *pool.geometry.bounds(Region.PREFILL), 1)[0])
+                torn.append(chunk.sequence.request.request_id)
+        return prefill(chunks)
+
+    runner.prefill = damaged  # type: ignore[method-assign, assignment]
+    assert not differences(clean, driver.run(PROMPTS, SAMPLING))
+    (line,) = [record.getMessage() for record in caplog.records if "KV access refused" in record.getMessage()]
+    assert f"request={torn[0]} " in line
+    assert "reason=unreadable" in line
 
 
 def test_two_books_damaged_in_one_step_are_two_pauses(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:

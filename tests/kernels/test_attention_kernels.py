@@ -253,6 +253,24 @@ def test_a_table_that_is_too_short_is_a_stray_and_not_read_past() -> None:
     _check(out[0], case.exact(0, 39, 0, hidden=range(32, 40)), 3e-6, "with zeros")
 
 
+@pytest.mark.parametrize("way", ["decode", "prefill"])
+def test_a_reader_whose_table_is_too_short_is_told_of_once_a_step(way: str) -> None:
+    """By the first layer that runs: the others have the same tables."""
+    case = Case([40], 16, 1, 1, 16, torch.float32)
+    short = Reader(5, case.readers[0].table[:2], 2)
+    case.cache.guard.owners[short.table] = 5
+    q, positions = case.newest()
+    plans = (
+        CARD.plan_decode([short], positions, [0], case.cache)
+        if way == "decode"
+        else CARD.plan_prefill([Piece(short, 0, 39, 1)], [0], case.cache)
+    )
+    for _layer in range(3):
+        plans[0](q, *case.caches, case.scale, case.out(1))
+    assert int(case.cache.violations.count) == 1
+    assert case.cache.violations.take() == [Violation(5, -1, 0, Reason.OUTSIDE)]
+
+
 def test_more_strays_than_can_be_told_write_past_nothing() -> None:
     """The buffer keeps the first, and says that there were more."""
     case = Case([70], 16, 1, 1, 16, torch.float32)
