@@ -38,7 +38,7 @@ class Request:
         seam: white space at the end of the text that was sent. Templates cut it off, so the engine may say it again.
         tokens: of the text that was sent, as far as events tell, without those of the seam.
         all_tokens: with them, where the text is complete: only its end is missing, and what the engine says is not for the client.
-        once, prompt_tokens: see Beginning.
+        once, prompt_tokens, told: see Beginning.
     """
 
     body: bytes
@@ -48,6 +48,7 @@ class Request:
     all_tokens: int | None
     once: frozenset[Key]
     prompt_tokens: int | None
+    told: bool
 
 
 def going_on(path: str, body: bytes, said: Said) -> Request | None:
@@ -69,6 +70,7 @@ def going_on(path: str, body: bytes, said: Said) -> Request | None:
         all_tokens=beginning.tokens if complete else None,
         once=beginning.once,
         prompt_tokens=beginning.prompt_tokens,
+        told=beginning.told,
     )
 
 
@@ -203,7 +205,10 @@ class Rest:
     def _add_up(self, usage: Json) -> None:
         """What was a part of the answer has come back as a part of the prompt."""
         had, prompt, answer = self.request, usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if isinstance(prompt, int) and isinstance(answer, int):
-            usage["prompt_tokens"] = prompt = max(0, prompt - had.tokens) if had.prompt_tokens is None else had.prompt_tokens
-            usage["completion_tokens"] = answer = answer + had.tokens if had.all_tokens is None else had.all_tokens
-            usage["total_tokens"] = prompt + answer
+        if not isinstance(prompt, int) or not isinstance(answer, int):
+            return
+        kept = had.tokens if had.told or had.prompt_tokens is None else max(0, prompt - had.prompt_tokens)
+        seam = 0 if had.all_tokens is None else had.all_tokens - had.tokens
+        usage["prompt_tokens"] = max(0, prompt - kept) if had.prompt_tokens is None else had.prompt_tokens
+        usage["completion_tokens"] = kept + (answer if had.all_tokens is None else seam)
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]

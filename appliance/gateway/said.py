@@ -34,6 +34,8 @@ Key = tuple[object, ...]
 _PLAIN: tuple[Key, ...] = (("content", 0), ("text", 0))
 _RUNNING_USAGE: Key = ("usage", None)
 """With each event, where the client has asked for that (`continuous_usage_stats`)."""
+_FIRST_USAGE: Key = ("usage", "first")
+"""Anthropic's streams tell the prompt's tokens in their first event."""
 
 
 class Diverged(Refused):
@@ -50,10 +52,10 @@ class Beginning:
 
     Attributes:
         frame: the identity under which it began.
-        tokens: as the engine has told with its events, else events that had text, which is about as many.
+        tokens: as the engine has told with its events (then `told`), else events that had text, which is about as many.
         blank: of these, those at the end that had nothing but white space.
         once: what has been said of what is said once: why it ended, perhaps its usage.
-        prompt_tokens: where the engine has told with its events.
+        prompt_tokens: where the engine has told, with its events or the first of them.
     """
 
     frame: Json
@@ -62,6 +64,7 @@ class Beginning:
     blank: int
     once: frozenset[Key]
     prompt_tokens: int | None
+    told: bool
 
 
 class Said:
@@ -96,16 +99,30 @@ class Said:
         more = +self._counts or any(key[0] not in ("role", "finish", "closed", "usage") for key in self._once)
         if more or self.overflow or len(texts) != 1 or next(iter(texts)) not in _PLAIN:
             return None
-        told = self._once.get(_RUNNING_USAGE)
-        prompt, answer = (told.get("prompt_tokens"), told.get("completion_tokens")) if isinstance(told, dict) else (None, None)
+        prompt, answer = self._told_tokens()
         return Beginning(
             frame=dict(self._frame),
             text=next(iter(texts.values())),
-            tokens=answer if isinstance(answer, int) else self._pieces,
+            tokens=self._pieces if answer is None else answer,
             blank=self._blank,
             once=frozenset(self._once),
-            prompt_tokens=prompt if isinstance(prompt, int) else None,
+            prompt_tokens=prompt,
+            told=answer is not None,
         )
+
+    def _told_tokens(self) -> tuple[int | None, int | None]:
+        """Of prompt and answer so far, as far as the engine has told."""
+        first, running = self._once.get(_FIRST_USAGE), self._once.get(_RUNNING_USAGE)
+        if (
+            isinstance(running, dict)
+            and isinstance(running.get("prompt_tokens"), int)
+            and isinstance(running.get("completion_tokens"), int)
+        ):
+            return running["prompt_tokens"], running["completion_tokens"]
+        if isinstance(first, dict) and isinstance(first.get("input_tokens"), int):
+            cached = (first.get("cache_read_input_tokens"), first.get("cache_creation_input_tokens"))
+            return first["input_tokens"] + sum(count for count in cached if isinstance(count, int)), None
+        return None, None
 
     def replay(self) -> Replay:
         """A second run, to be measured against this."""
@@ -280,10 +297,12 @@ def once_of(document: Json) -> Iterator[tuple[Key, Json, str]]:
 
 
 def _once_of_message(document: Json) -> Iterator[tuple[Key, Json, str]]:
-    """Of Anthropic's events: blocks that are no text, the end of a block, why it all ended."""
+    """Of Anthropic's events: the prompt's usage, blocks that are no text, the end of a block, why it all ended."""
     kind, index = document.get("type"), document.get("index", 0)
-    block, delta = document.get("content_block"), document.get("delta")
-    if kind == "content_block_start" and isinstance(block, dict) and block.get("type") != "text":
+    block, delta, message = document.get("content_block"), document.get("delta"), document.get("message")
+    if kind == "message_start" and isinstance(message, dict) and message.get("usage"):
+        yield _FIRST_USAGE, message, "usage"
+    elif kind == "content_block_start" and isinstance(block, dict) and block.get("type") != "text":
         yield ("block", index), block, "type"
     elif kind == "content_block_stop":
         yield ("closed", index), document, "type"

@@ -123,6 +123,20 @@ def test_the_usage_is_exact_where_the_engine_tells_it_with_each_event() -> None:
     assert told == [(39, 6, 45), (39, 7, 46), (39, 7, 46)]
 
 
+def test_a_message_s_usage_is_measured_against_the_prompt_that_its_first_event_told() -> None:
+    """However many tokens came in one event (vLLM puts several into one when it is busy)."""
+    before = Said()
+    about = {"id": "m", "usage": {"input_tokens": 7, "cache_read_input_tokens": 32, "output_tokens": 0}}
+    before.take(event({"type": "message_start", "message": about}))
+    for text in ("One two", " three"):
+        before.take(event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}))
+    request = going_on("/v1/messages", json.dumps({"messages": [{"role": "user", "content": "q"}], "max_tokens": 9}).encode(), before)
+    assert request is not None
+    out = Rest(before, request).take(delta(" four") + finish("stop") + usage(39 + 3, 2))
+    (last,) = [json.loads(one[6:]) for one in out.decode().split("\n\n") if '"usage"' in one]
+    assert last["usage"] == {"prompt_tokens": 39, "completion_tokens": 5, "total_tokens": 44}
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_text_that_is_complete_gets_its_end_and_no_more(ended: bool) -> None:
     """An engine that dies behind the last token, before or behind the reason: the next one is asked for one token, which nobody gets."""
