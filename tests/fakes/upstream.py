@@ -41,7 +41,7 @@ class Stats:
 
 
 class Upstream(asyncio.Protocol):
-    """One connection; requests come one after the other, each with a content-length, in chunks or without a body."""
+    """One connection; requests come one after the other, each with a content-length or without a body."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -67,15 +67,18 @@ class Upstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
+        if self.buffer.startswith(b"PRI "):  # sglang-router asks so whether its worker speaks gRPC
+            self.transport.close()
+            return
         end = self.buffer.find(b"\r\n\r\n")
         if end < 0:
             return
         head = self.buffer[:end].lower()
-        found = split_body(head, self.buffer[end + 4 :])
-        if found is None:
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+        if len(self.buffer) < end + 4 + length:
             return
         path = self.buffer[:end].split(b" ", 2)[1].decode()
-        body, self.buffer = found
+        body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
         self.stats.requests += 1
         if path == "/health":
             self.whole({"body": '{"status": "ok"}', "status": self.stats.health})
@@ -203,23 +206,6 @@ class Upstream(asyncio.Protocol):
         name = f"event: {document['type']}\n".encode() if named else b""
         data = name + b"data: " + json.dumps(document).encode() + b"\n\n"
         self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-
-def split_body(head: bytes, data: bytes) -> tuple[bytes, bytes] | None:
-    """The body behind a head in lower case, and what follows it; None: it is not all there yet."""
-    if b"transfer-encoding: chunked" not in head:
-        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
-        return (data[:length], data[length:]) if len(data) >= length else None
-    body = b""
-    while (end := data.find(b"\r\n")) >= 0:
-        size = int(data[:end].split(b";")[0], 16)
-        chunk, data = data[end + 2 : end + 2 + size], data[end + 2 + size :]
-        if len(data) < 2:
-            return None
-        body, data = body + chunk, data[2:]
-        if not size:
-            return body, data
-    return None
 
 
 def orders(body: Json) -> Json:

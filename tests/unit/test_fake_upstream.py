@@ -1,26 +1,23 @@
-"""The upstream that gateways are measured with reads requests as other gateways send them."""
+"""The upstream that gateways are measured with, as other gateways meet it."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from tests.fakes.upstream import split_body
-
-LONG, CHUNKED = b"post / http/1.1\r\ncontent-length: 5", b"post / http/1.1\r\ntransfer-encoding: chunked\r\nhost: x"
+from tests.fakes.upstream import Stats, Upstream
 
 
-@pytest.mark.parametrize(
-    ("head", "data", "found"),
-    [
-        (LONG, b"12345GET", (b"12345", b"GET")),
-        (LONG, b"1234", None),
-        (b"get / http/1.1", b"GET", (b"", b"GET")),
-        (CHUNKED, b"3\r\n123\r\n2;x=y\r\n45\r\n0\r\n\r\nGET", (b"12345", b"GET")),
-        (CHUNKED, b"3\r\n123\r\n0\r\n", None),
-        (CHUNKED, b"3\r\n12", None),
-        (CHUNKED, b"", None),
-    ],
-)
-def test_a_body_has_a_length_or_comes_in_chunks(head: bytes, data: bytes, found: tuple[bytes, bytes] | None) -> None:
-    """Clients on httpx stream what they pass on in chunks; what is not all there is waited for."""
-    assert split_body(head, data) == found
+async def test_who_asks_for_http_2_is_hung_up_on() -> None:
+    """sglang-router does, to learn whether its worker speaks gRPC: no error of ours in the middle of a measurement, and no request."""
+    stats = Stats(200, "t")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "socket"
+        server = await asyncio.get_running_loop().create_unix_server(lambda: Upstream(stats), path)
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        server.close()
+    assert (stats.requests, stats.open) == (0, 0)
