@@ -239,3 +239,36 @@ def test_a_runtime_that_has_never_served_is_left_for_the_one_that_has(cause: Cau
 def test_a_runtime_is_kept_where_it_is_not_to_blame(runtime: str, cause: Cause, changes: dict[str, object]) -> None:
     """It had served, the machine or the model did it, or the starts are used up: then a person is needed."""
     assert _start_of(runtime, cause, **changes).kind is not ActionKind.ROLL_BACK
+
+
+@pytest.mark.parametrize("cause", [Cause.CUDA_OOM_PREFILL, Cause.MODEL_MISSING, Cause.SEGFAULT_NATIVE])
+def test_what_was_done_from_outside_is_met_as_such_whatever_it_is_called(cause: Cause) -> None:
+    """No safer rung and no person is needed for what somebody did to the engine."""
+    history = History().with_failure(cause, Phase.SERVING, LADDER[0], outside=True)
+    action = decide(make_diagnosis(cause), history, LADDER, SETTINGS, make_failure(outside=True))
+    assert (action.kind, action.rung) == (ActionKind.RESTART_SAME, LADDER[0])
+
+
+def test_the_budget_of_starts_is_spent_by_starts_alone() -> None:
+    """An engine that served and was killed is restarted, however many starts had failed before it."""
+    history = replace(History(), start_failures=9).with_failure(Cause.KILLED_UNKNOWN, Phase.SERVING, LADDER[0])
+    action = decide(make_diagnosis(Cause.KILLED_UNKNOWN), history, LADDER, SETTINGS, make_failure(Phase.SERVING))
+    assert action.kind is ActionKind.RESTART_SAME
+
+
+@pytest.mark.parametrize(("uptime_s", "kind"), [(299.0, ActionKind.PARK), (300.0, ActionKind.RESTART_SAME)])
+def test_five_minutes_are_a_fair_trial(uptime_s: float, kind: ActionKind) -> None:
+    """On the last rung, the third time: served for so long it is restarted, for less it is parked."""
+    history = replace(History(), rung=3)
+    for _ in range(3):
+        history = history.with_failure(Cause.SEGFAULT_NATIVE, Phase.SERVING, LADDER[3])
+    action = decide(make_diagnosis(Cause.SEGFAULT_NATIVE), history, LADDER, SETTINGS, make_failure(uptime_s=uptime_s))
+    assert action.kind is kind
+
+
+def test_a_climb_that_its_proof_refuses_is_told_as_one() -> None:
+    """Not as a step down to something safer: it goes back to where it came from."""
+    history = replace(History(), rung=1, climbed_from=2).with_failure(Cause.OK_DEGRADED, Phase.START, LADDER[1], refused=True)
+    action = decide(make_diagnosis(Cause.OK_DEGRADED), history, LADDER, SETTINGS, make_failure(Phase.START, refused=True))
+    assert (action.rung, action.delay_s) == (LADDER[2], 0.0)
+    assert action.basis.startswith("fell back to rung 2, from which it had climbed")
