@@ -118,3 +118,11 @@ def test_the_proof_is_over_with_the_life() -> None:
     """A crash while serving is judged as ever."""
     drive = proving().give(ev.Proved(1)).crashed(Cause.HOST_OOM)
     assert drive.state.history.rung == 0
+
+
+def test_a_rung_of_which_nothing_is_planned_is_not_passed_over() -> None:
+    """That its memory is not known is nothing against it."""
+    asked = shapes.inputs(shapes.facts(shapes.dense()), "rtx3090", "sglang", context_length_tokens=8192)
+    ladder = tuple(make_rung(index, plan=shapes.plan_of(asked, 0.9) if index == 2 else None) for index in range(4))
+    drive = refused(proving(Drive(make_state(ladder=ladder)).give(ev.Started(), ev.NoGpu("no card"))))
+    assert drive.of(ev.Plan) == [ev.Plan(2, ladder[1])]

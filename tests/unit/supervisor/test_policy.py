@@ -272,3 +272,27 @@ def test_a_climb_that_its_proof_refuses_is_told_as_one() -> None:
     action = decide(make_diagnosis(Cause.OK_DEGRADED), history, LADDER, SETTINGS, make_failure(Phase.START, refused=True))
     assert (action.rung, action.delay_s) == (LADDER[2], 0.0)
     assert action.basis.startswith("fell back to rung 2, from which it had climbed")
+
+
+@pytest.mark.parametrize(("times", "rung"), [(1, 1), (2, 2)])
+def test_a_rung_that_failed_twice_of_this_is_passed_over(times: int, rung: int) -> None:
+    """Somebody went back to rung 0 by hand: the one below it is not tried a third time for the same cause, a second time it is."""
+    history = History()
+    for failed in (LADDER[0], LADDER[0], *(LADDER[1],) * times):
+        history = history.with_failure(Cause.SEGFAULT_NATIVE, Phase.SERVING, failed)
+    action = decide(make_diagnosis(Cause.SEGFAULT_NATIVE), history, LADDER, SETTINGS, make_failure())
+    assert (action.kind, action.rung) == (ActionKind.RESTART_SAFER, LADDER[rung])
+
+
+def test_a_rung_that_fits_the_cards_that_are_left_stays_where_it_is() -> None:
+    """Also where others were worked out for it: nothing is given up."""
+    history = History().with_failure(Cause.GPU_OFF_BUS, Phase.SERVING, LADDER[0])
+    action = decide(make_diagnosis(Cause.GPU_OFF_BUS), history, LADDER, SETTINGS, make_failure(), cards_left=1, offers=LADDER[1:])
+    assert (action.kind, action.rung) == (ActionKind.USE_REMAINING_GPU, LADDER[0])
+
+
+def test_a_refused_proof_on_the_last_rung_is_not_the_runtimes_fault() -> None:
+    """It works in this environment; it only leaves little memory."""
+    history = replace(History(runtime="native-1"), rung=3).with_failure(Cause.UNKNOWN, Phase.START, LADDER[3], refused=True)
+    failure = make_failure(Phase.START, runtime="native-2", refused=True)
+    assert decide(make_diagnosis(Cause.UNKNOWN), history, LADDER, SETTINGS, failure).kind is ActionKind.RESTART_SAME
