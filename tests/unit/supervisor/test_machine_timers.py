@@ -61,6 +61,15 @@ def test_a_command_line_that_nobody_waits_for_starts_nothing() -> None:
     assert (drive.state.state, drive.of(ev.Spawn)) == (State.PARKED, [])
 
 
+def test_what_is_about_another_life_or_was_said_already_changes_nothing() -> None:
+    """A command line for a life that is not the next one; an engine that says twice that it is ready."""
+    drive = Drive().give(ev.Started(), ev.NoGpu("no card"), ev.Planned(7, make_spec(7)))
+    assert (drive.state.state, drive.effects) == (State.PLANNING, ())
+    drive.started()
+    assert drive.give(ev.EngineReady(1, LIMITS)).effects == ()
+    assert drive.state.state is State.SERVING
+
+
 def test_an_engine_on_the_cpu_is_not_ended_for_a_card() -> None:
     """The last life was on a card; this one is not, for there is none any more."""
     drive = Drive(make_state(ladder=TWO_CARDS)).give(ev.Started(), ev.GpuReady(2)).started().crashed(Cause.KILLED_UNKNOWN)
