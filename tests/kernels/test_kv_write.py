@@ -99,6 +99,16 @@ def test_only_open_blocks_of_the_writer_in_its_region_are_written(way: str, head
 
 
 @pytest.mark.parametrize("way", ["reference", "triton"])
+def test_a_slot_below_0_is_outside_though_the_region_begins_at_0(way: str) -> None:
+    """A division that rounds towards 0 would make it the first block's, and an offset in front of it."""
+    case = Case(3, 2, 7, 24)
+    case.guard = Guard(case.guard.words, case.guard.owners, 0, END)
+    assert getattr(case, way)([-1, -6, 0]) == [Violation(ME, -1, offset, Reason.OUTSIDE) for offset in (6, 1)]
+    assert torch.equal(case.memory[0, 1, :, 0], case.k[2])
+    assert int(case.memory.isfinite().sum()) == 2 * case.k[2].numel()
+
+
+@pytest.mark.parametrize("way", ["reference", "triton"])
 def test_more_violations_than_fit_are_counted_and_write_past_nothing(way: str) -> None:
     """The buffer keeps the first, and says that there were more; the next step starts with an empty one."""
     case = Case(5, 1, 4, 16)
