@@ -95,7 +95,10 @@ def test_gates_are_their_formulas(
     """Also where e^x overflows, and over more than one piece of a row."""
     gate_up = torch.cat((_normal(3, inner) * 4, _normal(3, inner, seed=1)), -1).to(kind)
     gate_up[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -90.0])
-    _check(kernel(gate_up), formula(gate_up.double()), error)
+    found, exact = kernel(gate_up), formula(gate_up.double())
+    _check(found, exact, error)
+    if kind is torch.float32:  # each by its own size, too: the cubic's share of a small one is small
+        assert torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-6)
 
 
 def test_no_rows_are_no_launch() -> None:
