@@ -78,7 +78,8 @@ def test_a_stream_outlives_a_requested_restart_and_the_supervisor(foreground, de
     undisturbed = ask(url, question, stream=True)
     control = (run.state_dir / "run").resolve() / "control.sock"
     restarted = _while_it_streams(url, question, lambda: client.ask(control, "restart", reason="a test"))
-    assert (restarted, restarted.restarts) == (undisturbed, 1)
+    assert restarted == undisturbed
+    assert restarted.restarts >= 1  # told again every five seconds, which a start on a busy machine takes
     killed = _while_it_streams(url, question, lambda: psutil.Process(run.pid_of("appliance.supervisor")).kill())
     assert killed == undisturbed
     assert killed.restarts >= 1
