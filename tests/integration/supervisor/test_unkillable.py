@@ -82,6 +82,7 @@ def test_a_new_applianced_waits_for_the_engine_of_the_one_that_was_killed(
     disk.thaw()
     assert one.wait_state("serving")["generation"] == 2
     assert not is_alive(pid)
+    assert one.stop() == 0  # before its cgroup is taken away
 
 
 def _resumes(one: Applianced) -> bool:
