@@ -11,6 +11,7 @@ from appliance.core.states import EngineState as State
 from appliance.supervisor import events as ev
 from appliance.supervisor.history import Phase
 from appliance.supervisor.machine import publication_of
+from appliance.supervisor.machine.rungs import descended
 from appliance.supervisor.settings import MachineSettings
 from tests.unit.supervisor.machine_cases import LADDER, LIMITS, Drive, make_diagnosis, make_rung, make_spec, make_state
 
@@ -170,3 +171,18 @@ def test_a_rung_that_is_gone_by_then_is_the_last_one() -> None:
     drive = Drive().serving().give(ev.RestartRequested("a person", 3), ev.SettingsChanged(MachineSettings(), LADDER[:2]))
     drive.give(ev.Progress(1, 0, 0), after_s=1.0).give(ev.EngineExited(1, "exit 0"), ev.GroupEmpty(1))
     assert drive.of(ev.Plan) == [ev.Plan(2, LADDER[1])]
+
+
+def test_a_rung_that_was_chosen_of_another_configuration_is_forgotten() -> None:
+    """The numbers of the old ladder mean nothing on the new one: the next engine begins on its rung 0."""
+    drive = Drive().serving().give(ev.RestartRequested("a person", 3), ev.SettingsChanged(MachineSettings(), LADDER, anew=True))
+    drive.give(ev.Progress(1, 0, 0), after_s=1.0).give(ev.EngineExited(1, "exit 0"), ev.GroupEmpty(1))
+    assert drive.of(ev.Plan) == [ev.Plan(2, LADDER[0])]
+
+
+def test_what_was_switched_off_on_the_way_is_off_on_fewer_cards_too() -> None:
+    """The rung for one card stays the last one, without the feature that the crash was blamed on."""
+    ladder = (make_rung(0, tensor_parallel=2), make_rung(1, tensor_parallel=1))
+    chosen = make_rung(1, tensor_parallel=2, features_off=frozenset({"cuda_graph"}))
+    last = descended(ladder, 0, (chosen,), chosen)[-1]
+    assert (last.index, last.tensor_parallel, last.features_off) == (2, 1, frozenset({"cuda_graph"}))
