@@ -183,7 +183,12 @@ class SupervisorTable:
     backoff_first_s: float = key(1.0, "Wait before the second restart in a row; the first has none.", unit="s", minimum=0, maximum=600)
     backoff_max_s: float = key(60.0, "The wait doubles up to this.", unit="s", minimum=0, maximum=3600)
     stable_after_s: float = key(3600.0, "An engine that served so long resets the counters.", unit="s", minimum=1, maximum=604800)
-    start_failures_max: int = key(3, "Failed starts in a row, then PARKED: a person is needed.", minimum=1, maximum=100)
+    start_failures_max: int = key(
+        3,
+        "Failed starts in a row, then PARKED: a person is needed. At least 11 where the cause may pass by itself, as a port in use does.",
+        minimum=1,
+        maximum=100,
+    )
     on_park: tuple[str, ...] = key(
         (), "Command (argument list) run when parked; the sentence is its last argument. It has 30 s, with all that it starts."
     )

@@ -10,7 +10,7 @@ from appliance.diagnosis.pattern import TIERS, Kind
 from appliance.diagnosis.remedies import remedies_of, sentence_of
 from appliance.diagnosis.samples import sample_of
 from appliance.planner.ladder import moves_against
-from appliance.supervisor.policy import FAIR_TRIAL_S, TABLE, Response, Row
+from appliance.supervisor.policy import FAIR_TRIAL_S, TABLE, WAITED_STARTS, Response, Row
 from appliance.supervisor.settings import MachineSettings
 
 HEAD = """# Failures: what ends an engine, and what is done about it
@@ -34,7 +34,8 @@ RULES = f"""## What holds for every cause
   goes in a circle, it ends on a rung that serves, or PARKED.
 * The same rung is not tried a third time for the same cause, unless no rung can be to blame, or it is the last one and the engine
   had served for {FAIR_TRIAL_S / 60:g} minutes and failed by chance: an endpoint that is up between crashes is not parked.
-* {MachineSettings().start_failures_max} failed starts in a row (`supervisor.start_failures_max`) are PARKED, whatever their causes were.
+* {MachineSettings().start_failures_max} failed starts in a row (`supervisor.start_failures_max`) are PARKED, whatever their causes were;
+  {WAITED_STARTS} where the cause may pass by itself: about four minutes of waiting.
 * A runtime that has never served and fails its start is left for the one that served last (`appliancectl runtime list`), unless the
   machine or the model is to blame.
 * A proof run (`ladder.prove`) that finds too little memory left takes the next rung that asks for less at once: no failed start, no

@@ -9,7 +9,7 @@ The rules over all rows:
   dimension: nothing goes in a circle, it ends on a rung that serves, or PARKED.
 * The same rung is not tried a third time for the same cause, except where no rung can be to blame (OUTSIDE, WAIT), and on the
   last rung after a life that served for FAIR_TRIAL_S and failed by chance: an endpoint that is up between crashes is not parked.
-* Starts have a budget of their own, whatever the causes were.
+* Starts have a budget of their own, whatever the causes were; one that only has to wait has a longer one (WAITED_STARTS).
 * A runtime that has never served and fails its start is left for the one that served last, unless the machine or the model is to blame.
 * A rung whose proof run was refused is left at once, whatever it is called: nothing broke, and nothing is gained by waiting.
 * The first restart is immediate, the next ones wait: first, twice, four times ... up to the longest wait, with jitter.
@@ -36,6 +36,9 @@ JITTER_SHARE = 0.25
 
 FAIR_TRIAL_S = 300.0
 """Five minutes of service: people have more from a restart than from an endpoint that waits for a person."""
+WAITED_STARTS = 11
+"""Failed starts in a row before a cause that may pass by itself parks too: with the default back-off about four minutes of waiting, what
+the gateway has its clients wait (resume.max_wait_s)."""
 _ARTICLES = ("The", "A", "An", "No")
 """First words of a verdict that lose their capital inside a sentence; CUDA and Xid keep theirs."""
 
@@ -57,6 +60,9 @@ class Response(enum.Enum):
     """The remaining cards if a rung fits them, else a person."""
     PARK = "park"
     """Trying again cannot help: a person is needed."""
+
+
+_PASSING = (Response.WAIT, Response.WAIT_FOR_GPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +185,7 @@ TABLE: dict[Cause, Row] = {
 
 _NOT_THE_RUNTIME = frozenset(
     (
-        *(cause for cause, row in TABLE.items() if row.response in (Response.WAIT, Response.WAIT_FOR_GPU, Response.LOST_CARD)),
+        *(cause for cause, row in TABLE.items() if row.response in (*_PASSING, Response.LOST_CARD)),
         *(cause for cause, row in TABLE.items() if row.response is Response.OUTSIDE and cause is not Cause.START_TIMEOUT),
         Cause.MODEL_MISSING, Cause.MODEL_CORRUPT, Cause.SHM_TOO_SMALL, Cause.IOMMU_FAULT, Cause.CONTAINER_LOST_GPU, Cause.SD_START_LIMIT,
     )
@@ -217,11 +223,11 @@ def decide(
     row = _OUTSIDE if failure.outside else TABLE[diagnosis.cause]
     if row.response is Response.PARK:
         return _park(diagnosis, "")
-    if failure.phase is Phase.START and history.start_failures >= settings.start_failures_max:
-        return _park(diagnosis, f" after {history.start_failures} failed starts in a row (supervisor.start_failures_max)")
+    if failure.phase is Phase.START and (spent := _spent_starts(row.response, history, settings)):
+        return _park(diagnosis, spent)
     if row.response is Response.LOST_CARD:
         return _use_remaining(diagnosis, history, ladder, cards_left, offers)
-    if row.response in (Response.WAIT, Response.WAIT_FOR_GPU):
+    if row.response in _PASSING:
         delay_s = max(settings.backoff_first_s, backoff_s(history.failures, settings, jitter))
         return _same(ActionKind.WAIT, diagnosis, ladder[history.rung], delay_s)
     delay_s = backoff_s(history.failures, settings, jitter)
@@ -232,6 +238,14 @@ def decide(
         return _same(ActionKind.RESTART_SAME, diagnosis, ladder[history.rung], delay_s)
     lasting = row.response is Response.SAME_THEN_SAFER and failure.uptime_s >= FAIR_TRIAL_S
     return _safer(diagnosis, history, ladder, offers, row.better, delay_s, lasting=lasting)
+
+
+def _spent_starts(response: Response, history: History, settings: MachineSettings) -> str:
+    """What a parking says of the failed starts; empty while some are left."""
+    passes = response in _PASSING and settings.start_failures_max < WAITED_STARTS
+    if history.start_failures < (WAITED_STARTS if passes else settings.start_failures_max):
+        return ""
+    return f" after {history.start_failures} failed starts in a row{'' if passes else ' (supervisor.start_failures_max)'}"
 
 
 def _may_be_chance(diagnosis: Diagnosis, history: History, ladder: tuple[Rung, ...], failure: Failure) -> bool:
