@@ -79,8 +79,6 @@ class Service:
             changed = self._served.reload(self._load())
         except ApplianceError as error:
             log.error("the configuration was not reloaded; the old one stays in force", error=str(error))
-        except Exception:
-            log.exception("the reload failed by a defect, and the old configuration stays in force; please report this")
         else:
             for change in changed:
                 log.info("reloaded", key=change.key, before=str(change.before), after=str(change.after), when=change.when.value)
