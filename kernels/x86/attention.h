@@ -12,7 +12,9 @@
 #else
 #define QUERY_ROWS 4
 #endif
-#define VALUE_PARTS 2 /* vectors of a value that are summed together */
+#define SUMS WIDTH      /* vectors of sums that registers hold beside what is added to them */
+#define MOST_TOGETHER 4 /* tiles of keys, or vectors of a value */
+#define AHEAD_TILES 6
 
 /* Tokens of one sequence: rows `begin` to `begin + count` of the step, at positions `start`, `start + 1`, ... */
 struct segment {
@@ -58,64 +60,100 @@ struct queries {
     int32_t first[QUERY_ROWS], last[QUERY_ROWS]; /* keys that it may see */
 };
 
-INLINE void score_tile(const struct attention *a, const struct queries *some, const int rows, const float *keys, int stride, int position,
-                       float *scores, ptrdiff_t length, vf *most) {
-    vf sums[QUERY_ROWS][KEYS / WIDTH];
+/* What these queries go over: whole tiles of one head of keys, first keys[begin:end], then the values. */
+struct sight {
+    const int32_t *table;
+    int head, begin, end, alone; /* `alone`: nobody else goes over them, so that they come from memory for this */
+};
+
+/* Ask for the tile that is needed AHEAD_TILES later: blocks lie apart, so the processor does not foresee it. */
+INLINE void fetch_tile(const struct attention *a, const struct sight *s, int tile) {
+    int tiles = (s->end - s->begin) / KEYS, position = s->begin + tile % tiles * KEYS;
+    if (!s->alone || tile >= 2 * tiles || a->block_tokens % KEYS) return;
+    int side = tile < tiles, stride = side ? a->block_tokens : KEYS, at = position % a->block_tokens * (side ? 1 : a->dim);
+    const float *from = block_of(a, side ? a->keys : a->values, s->table, s->head, position) + at;
+    for (int d = 0; d < a->dim; d++) fetch((const char *)(from + (ptrdiff_t)d * stride));
+}
+
+INLINE void score_tiles(const struct attention *a, const struct queries *some, const int rows, const int tiles, const struct sight *s,
+                        int position, float *scratch, float *scores, vf *most) {
+    const int parts = tiles * PARTS;
+    const float *keys[MOST_TOGETHER];
+    int stride;
+    vf sums[QUERY_ROWS][MOST_TOGETHER * PARTS];
+    UNROLL
+    for (int t = 0; t < tiles; t++) {
+        int tile = position + t * KEYS;
+        keys[t] = key_tile(a, s->table, s->head, tile, scratch + (ptrdiff_t)t * a->dim * KEYS, &stride);
+        fetch_tile(a, s, (tile - s->begin) / KEYS + AHEAD_TILES);
+    }
+    UNROLL
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < KEYS / WIDTH; p++) sums[r][p] = all(0.0f);
+        UNROLL
+        for (int p = 0; p < parts; p++) sums[r][p] = all(0.0f);
     for (int d = 0; d < a->dim; d++)
-        for (int p = 0; p < KEYS / WIDTH; p++) {
-            vf key = load(keys + (ptrdiff_t)d * stride + p * WIDTH);
+        UNROLL
+        for (int p = 0; p < parts; p++) {
+            vf key = load(keys[p / PARTS] + (ptrdiff_t)d * stride + p % PARTS * WIDTH);
+            UNROLL
             for (int r = 0; r < rows; r++) sums[r][p] = fma_(all(some->q[r][d]), key, sums[r][p]);
         }
+    UNROLL
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < KEYS / WIDTH; p++) {
+        UNROLL
+        for (int p = 0; p < parts; p++) {
             vi at = add_int(counted(), all_int(position + p * WIDTH));
             vf seen = mul(sums[r][p], all(a->scale));
             seen = where_between(at, all_int(some->first[r]), all_int(some->last[r]), seen, all(-INFINITY));
-            store(scores + r * length + p * WIDTH, seen);
+            store(scores + r * (ptrdiff_t)(s->end - s->begin) + position - s->begin + p * WIDTH, seen);
             most[r] = larger(seen, most[r]);
         }
 }
 
-INLINE void mix_part(const struct attention *a, const struct queries *some, const int rows, const int parts, const int32_t *table, int head,
-                     int d, int begin, int end, const float *shares, ptrdiff_t length) {
-    vf sums[QUERY_ROWS][VALUE_PARTS];
+/* Σ share · v of some vectors of d; shares are [rows][keys that are gone over]. */
+INLINE void mix_part(const struct attention *a, const struct queries *some, const int rows, const int parts, const struct sight *s, int d,
+                     const float *shares) {
+    const ptrdiff_t length = s->end - s->begin;
+    vf sums[QUERY_ROWS][MOST_TOGETHER];
+    UNROLL
     for (int r = 0; r < rows; r++)
+        UNROLL
         for (int p = 0; p < parts; p++) sums[r][p] = all(0.0f);
-    for (int position = begin; position < end;) {
-        const float *value = block_of(a, a->values, table, head, position) + (ptrdiff_t)(position % a->block_tokens) * a->dim + d;
-        int stop = (position / a->block_tokens + 1) * a->block_tokens;
-        for (stop = stop < end ? stop : end; position < stop; position++, value += a->dim)
+    for (int position = s->begin; position < s->end;) {
+        int in_block = position % a->block_tokens, in_tile = position % KEYS;
+        int count = a->block_tokens - in_block < KEYS - in_tile ? a->block_tokens - in_block : KEYS - in_tile;
+        const float *value = block_of(a, a->values, s->table, s->head, position) + (ptrdiff_t)in_block * a->dim + d;
+        const float *share = shares + position - s->begin;
+        if (d == 0) fetch_tile(a, s, (s->end + position - 2 * s->begin) / KEYS + AHEAD_TILES);
+        for (int i = 0; i < count; i++)
+            UNROLL
             for (int p = 0; p < parts; p++) {
-                vf one = load(value + p * WIDTH);
-                for (int r = 0; r < rows; r++) sums[r][p] = fma_(all(shares[r * length + position - begin]), one, sums[r][p]);
+                vf one = load(value + (ptrdiff_t)i * a->dim + p * WIDTH);
+                UNROLL
+                for (int r = 0; r < rows; r++) sums[r][p] = fma_(all(share[r * length + i]), one, sums[r][p]);
             }
+        position += count;
     }
+    UNROLL
     for (int r = 0; r < rows; r++)
+        UNROLL
         for (int p = 0; p < parts; p++) store(some->out[r] + d + p * WIDTH, sums[r][p]);
 }
 
-INLINE void mix_values(const struct attention *a, const struct queries *some, const int rows, const int32_t *table, int head, int begin,
-                       int end, const float *shares, ptrdiff_t length) {
-    int d = 0;
-    for (; d + VALUE_PARTS * WIDTH <= a->dim; d += VALUE_PARTS * WIDTH)
-        mix_part(a, some, rows, VALUE_PARTS, table, head, d, begin, end, shares, length);
-    for (; d < a->dim; d += WIDTH) mix_part(a, some, rows, 1, table, head, d, begin, end, shares, length);
-}
+/* How many to do together, so that there are sums enough to be busy and no more than registers hold. */
+INLINE int together(int sums) { return sums * MOST_TOGETHER <= SUMS ? MOST_TOGETHER : sums * 2 <= SUMS ? 2 : 1; }
 
-INLINE void attend_rows(const struct attention *a, const struct queries *some, const int rows, const int32_t *table, int head,
-                        float *scratch) {
-    int begin = some->first[0] / KEYS * KEYS, end = (some->last[rows - 1] / KEYS + 1) * KEYS;
-    ptrdiff_t length = end - begin;
-    float *scores = scratch + (ptrdiff_t)a->dim * KEYS;
+INLINE void attend_rows(const struct attention *a, const struct queries *some, const int rows, struct sight s, float *scratch) {
+    const int tiles = together(rows * PARTS), parts = together(rows);
+    s.begin = some->first[0] / KEYS * KEYS, s.end = (some->last[rows - 1] / KEYS + 1) * KEYS;
+    const ptrdiff_t length = s.end - s.begin;
+    float *scores = scratch + (ptrdiff_t)MOST_TOGETHER * a->dim * KEYS;
     vf most[QUERY_ROWS];
+    for (int tile = 0; tile < AHEAD_TILES; tile++) fetch_tile(a, &s, tile);
     for (int r = 0; r < rows; r++) most[r] = all(-INFINITY);
-    for (int position = begin; position < end; position += KEYS) {
-        int stride;
-        const float *keys = key_tile(a, table, head, position, scratch, &stride);
-        score_tile(a, some, rows, keys, stride, position, scores + position - begin, length, most);
-    }
+    int position = s.begin;
+    for (; position + tiles * KEYS <= s.end; position += tiles * KEYS) score_tiles(a, some, rows, tiles, &s, position, scratch, scores, most);
+    for (; position < s.end; position += KEYS) score_tiles(a, some, rows, 1, &s, position, scratch, scores, most);
     for (int r = 0; r < rows; r++) {
         vf largest = all(largest_of(most[r])), total = all(0.0f);
         for (int i = 0; i < length; i += WIDTH) {
@@ -126,11 +164,13 @@ INLINE void attend_rows(const struct attention *a, const struct queries *some, c
         vf inverse = all(1.0f / sum_of(total));
         for (int i = 0; i < length; i += WIDTH) store(scores + r * length + i, mul(load(scores + r * length + i), inverse));
     }
-    mix_values(a, some, rows, table, head, begin, end, scores, length);
+    int d = 0;
+    for (; d + parts * WIDTH <= a->dim; d += parts * WIDTH) mix_part(a, some, rows, parts, &s, d, scores);
+    for (; d < a->dim; d += WIDTH) mix_part(a, some, rows, 1, &s, d, scores);
 }
 
 #define ROWS_CASE(n) \
-    case n: attend_rows(a, &some, n, table, head, scratch); break;
+    case n: attend_rows(a, &some, n, sight, scratch); break;
 
 static void attend_part(void *context, int index, int thread) {
     const struct attention *a = context;
@@ -152,7 +192,7 @@ static void attend_part(void *context, int index, int thread) {
         some.last[r] = position;
         some.first[r] = a->window && position >= a->window ? position - a->window + 1 : 0;
     }
-    const int32_t *table = a->tables + s->table;
+    struct sight sight = {.table = a->tables + s->table, .head = head, .alone = tiles == 1};
     float *scratch = a->scratch + thread * a->scratch_floats;
     switch (rows) {
         ROWS_CASE(1) ROWS_CASE(2) ROWS_CASE(3) ROWS_CASE(4)

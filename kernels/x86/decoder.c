@@ -57,7 +57,7 @@ static size_t lay_out(struct pass *p, const struct model *m, int rows, int most_
     ptrdiff_t heads = (ptrdiff_t)m->heads * m->dim, turned = (ptrdiff_t)(m->heads + 2 * m->kv_heads) * m->dim;
     int threads = atomic_load(&pool.threads);
     p->scratch_floats = most(most(m->hidden, m->intermediate), (int)heads);
-    p->attention_floats = (ptrdiff_t)m->dim * KEYS + (ptrdiff_t)QUERY_ROWS * (most_keys + 2 * KEYS);
+    p->attention_floats = (ptrdiff_t)MOST_TOGETHER * m->dim * KEYS + (ptrdiff_t)QUERY_ROWS * (most_keys + 2 * KEYS);
 #define TAKE(field, bytes) (field = (void *)(from + used), used += ((size_t)(bytes) + 63) / 64 * 64)
     struct quantised *kinds[] = {&p->narrow, &p->mixed_q, &p->wide};
     int32_t widths[] = {m->hidden, (int32_t)heads, m->intermediate};
@@ -180,12 +180,27 @@ static void after_down(void *context, int row, int thread) {
     if (p->layer + 1 < p->model->layers + p->model->layer_count) normed(p, row, thread, p->layer[1].input_norm);
 }
 
-#define FEW_ROWS 2 /* so few that a job of the pool costs more than they do */
+#define NO_JOB 2      /* rows, so few that a job of the pool costs more than they do */
+#define MOST_A_JOB 16 /* rows; together, because neighbours' numbers share lines of the processor's caches */
 
-static void each_row(job_t job, struct pass *p, int rows) {
-    if (rows > FEW_ROWS) parallel(job, p, rows);
-    else
-        for (int row = 0; row < rows; row++) job(p, row, 0);
+struct rows {
+    job_t job;
+    struct pass *pass;
+    int count, a_job;
+};
+
+static void row_after_row(void *context, int index, int thread) {
+    const struct rows *rows = context;
+    int end = (index + 1) * rows->a_job;
+    if (end > rows->count) end = rows->count;
+    for (int row = index * rows->a_job; row < end; row++) rows->job(rows->pass, row, thread);
+}
+
+static void each_row(job_t job, struct pass *p, int count) {
+    int a_job = count <= NO_JOB ? NO_JOB : count / (4 * atomic_load(&pool.threads)) + 1;
+    if (a_job > MOST_A_JOB) a_job = MOST_A_JOB;
+    struct rows rows = {job, p, count, a_job};
+    parallel(row_after_row, &rows, (count + a_job - 1) / a_job);
 }
 
 static void run_layer(struct pass *p) {

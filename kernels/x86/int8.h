@@ -37,11 +37,8 @@ static void quantise(const float *x, struct quantised to, int row) {
             total = add_int(total, rounded);
             store_bytes(q + g * GROUP + k, rounded);
         }
-        int32_t parts[WIDTH], sum = 0;
-        memcpy(parts, &total, sizeof parts);
-        for (int i = 0; i < WIDTH; i++) sum += parts[i];
         to.scales[row * (to.columns / GROUP) + g] = largest / 127.0f;
-        to.offsets[row * (to.columns / GROUP) + g] = -128 * sum;
+        to.offsets[row * (to.columns / GROUP) + g] = -128 * total_of(total);
     }
 }
 
@@ -67,9 +64,17 @@ INLINE vi dot(vi sum, vi w, vi x) {
 
 #define TILE_ROWS 5
 
+/* With few rows a product waits for W to come from memory, and the processor does not ask for enough of it by itself. */
+#define FEW_ROWS 16
+#define AHEAD_BYTES 3072
+INLINE void fetch_ahead(const uint8_t *packed, const uint16_t *scales) {
+    UNROLL
+    for (int s = 0; s < STEPS; s++) fetch((const char *)packed + s * 4 * PANEL + AHEAD_BYTES);
+    fetch((const char *)scales + AHEAD_BYTES / GROUP * sizeof *scales);
+}
+
 /* `rows` of x by `panels` of W. Unrolled altogether, so that dots and sums stay in registers: in memory they take twice as long. */
-#define UNROLL _Pragma("GCC unroll 16")
-INLINE void tile(const int rows, const int panels, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
+INLINE void tile(const int rows, const int panels, const int few, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
     const int groups = w->columns / GROUP;
     const uint8_t *packed = w->packed + (ptrdiff_t)panel * PANEL * w->columns;
     const int8_t *q = x.q + (ptrdiff_t)row * w->columns;
@@ -84,6 +89,11 @@ INLINE void tile(const int rows, const int panels, struct quantised x, int row, 
         for (int r = 0; r < rows; r++)
             UNROLL
             for (int p = 0; p < panels * PARTS; p++) dots[r][p] = all_int(OFFSET(x.offsets[(row + r) * groups + g]));
+        if (few) {
+            UNROLL
+            for (int p = 0; p < panels; p++)
+                fetch_ahead(packed + ((ptrdiff_t)p * w->columns + g * GROUP) * PANEL, w->scales + ((ptrdiff_t)(panel + p) * groups + g) * PANEL);
+        }
         UNROLL
         for (int s = g * STEPS; s < (g + 1) * STEPS; s++) {
             vi four[TILE_PANELS * PARTS];
@@ -113,8 +123,8 @@ INLINE void tile(const int rows, const int panels, struct quantised x, int row, 
 }
 
 #define TILE_CASE(n) \
-    case n: tile(n, panels, x, row, w, panel, y, ldy); break;
-INLINE void some_rows(int rows, const int panels, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
+    case n: tile(n, panels, few, x, row, w, panel, y, ldy); break;
+INLINE void some_rows(int rows, const int panels, const int few, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
     switch (rows) {
         TILE_CASE(1) TILE_CASE(2) TILE_CASE(3) TILE_CASE(4) TILE_CASE(5)
     }
@@ -131,15 +141,16 @@ struct product {
 static void product_part(void *context, int index, int thread) {
     (void)thread;
     const struct product *job = context;
-    int panel = index * job->panels, end = job->w->rows / PANEL, tiles = (job->rows + TILE_ROWS - 1) / TILE_ROWS;
+    int panel = index * job->panels, end = job->w->rows / PANEL, tiles = (job->rows + TILE_ROWS - 1) / TILE_ROWS,
+        few = job->rows <= FEW_ROWS;
     if (end > panel + job->panels) end = panel + job->panels;
     while (panel < end) {
         int panels = end - panel >= TILE_PANELS ? TILE_PANELS : 1;
         for (int t = 0; t < tiles; t++) { /* about as many rows in each */
             int row = job->rows * t / tiles, rows = job->rows * (t + 1) / tiles - row;
             float *y = job->y + (ptrdiff_t)row * job->w->rows + panel * PANEL;
-            if (panels == TILE_PANELS) some_rows(rows, TILE_PANELS, job->x, row, job->w, panel, y, job->w->rows);
-            else some_rows(rows, 1, job->x, row, job->w, panel, y, job->w->rows);
+            if (panels == TILE_PANELS) some_rows(rows, TILE_PANELS, few, job->x, row, job->w, panel, y, job->w->rows);
+            else some_rows(rows, 1, few, job->x, row, job->w, panel, y, job->w->rows);
         }
         panel += panels;
     }
@@ -149,7 +160,7 @@ static void product_part(void *context, int index, int thread) {
 static void linear(struct quantised x, int rows, const struct matrix *w, float *y) {
     struct product job = {x, w, y, rows, 2};
     int jobs = (w->rows / PANEL + 1) / 2;
-    while (jobs > 64 && rows <= 16) jobs = (w->rows / PANEL + job.panels * 2 - 1) / (job.panels * 2), job.panels *= 2;
+    while (jobs > 64 && rows <= FEW_ROWS) jobs = (w->rows / PANEL + job.panels * 2 - 1) / (job.panels * 2), job.panels *= 2;
     parallel(product_part, &job, jobs);
 }
 

@@ -11,6 +11,8 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16") /* a loop whose arrays are to be registers */
+#define fetch(p) _mm_prefetch(p, _MM_HINT_T0)
 #define PANEL 16
 #define PARTS (PANEL / WIDTH)
 
@@ -77,29 +79,43 @@ INLINE void store_bytes(int8_t *p, vi a) {
 }
 #endif
 
+/* Across a vector: its upper half onto its lower one, until one number is left. */
+#ifdef __AVX512F__
+#define halves(x, combine) combine(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))
+#define halves_int(x, combine) combine(_mm512_castsi512_si256(x), _mm512_extracti32x8_epi32(x, 1))
+#else
+#define halves(x, combine) (x)
+#define halves_int(x, combine) (x)
+#endif
 INLINE float sum_of(vf x) {
-    float part[WIDTH];
-    store(part, x);
-    for (int half = WIDTH / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) part[i] += part[i + half];
-    return part[0];
+    __m256 eight = halves(x, _mm256_add_ps);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)), two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
 INLINE float largest_of(vf x) {
-    float part[WIDTH], largest;
-    store(part, x);
-    largest = part[0];
-    for (int i = 1; i < WIDTH; i++) largest = part[i] > largest ? part[i] : largest;
-    return largest;
+    __m256 eight = halves(x, _mm256_max_ps);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)), two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+INLINE int32_t total_of(vi x) {
+    __m256i eight = halves_int(x, _mm256_add_epi32);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1)), two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+
+INLINE int32_t most_of(vi x) {
+    __m256i eight = halves_int(x, _mm256_max_epi32);
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1)), two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
 /* The largest |x| of n numbers. Compared as whole numbers, where infinity and NaN are the largest: neither gets lost. */
 INLINE float magnitude_of(const float *x, int n) {
     vi most = all_int(0);
     for (int i = 0; i < n; i += WIDTH) most = larger_int(most, bits_of(magnitude(load(x + i))));
-    int32_t parts[WIDTH], largest = 0;
-    memcpy(parts, &most, sizeof parts);
-    for (int i = 0; i < WIDTH; i++) largest = parts[i] > largest ? parts[i] : largest;
+    int32_t largest = most_of(most);
     float result;
     memcpy(&result, &largest, sizeof result);
     return result;
