@@ -14,7 +14,7 @@
 #endif
 #define SUMS WIDTH      /* vectors of sums that registers hold beside what is added to them */
 #define MOST_TOGETHER 4 /* tiles of keys, or vectors of a value */
-#define AHEAD_TILES 6
+#define AHEAD_TILES 4
 
 /* Tokens of one sequence: rows `begin` to `begin + count` of the step, at positions `start`, `start + 1`, ... */
 struct segment {

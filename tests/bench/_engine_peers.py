@@ -9,8 +9,8 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -56,8 +56,34 @@ def _quantisation(gguf: Path) -> str:
     return found.group() if found else gguf.stem
 
 
-class _Generating:
-    """What can only generate: prefill is one new token, decode what more of them take longer."""
+class Asked:
+    """What can only generate, in a process of its own that is asked (_asked.py), and ends with the `with` block.
+
+    Prefill is one new token, decode what more of them take longer. The process is stopped while others have their turn: its threads may go
+    on looking for work, and vLLM's took a third of what ours measured beside it. What our own engine sets for itself, it does not get.
+    """
+
+    name: str
+    ANSWER_S = 900.0
+    """For the start, which may compile, and for each answer."""
+    END_S = 30.0
+
+    def __init__(self, python: Path, program: str, arguments: list[str], told: dict[str, str]) -> None:
+        self.peak_bytes = 0
+        self._home = tempfile.TemporaryDirectory(prefix="bench-asked-")
+        self._log = Path(self._home.name) / "log"
+        folders = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"), self._home.name)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "OPENBLAS_"))}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(python), str(Path(__file__).with_name(program)), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=inherited | OFFLINE | folders | told,
+                cwd=self._home.name,
+                start_new_session=True,
+            )
 
     def rates(self, batches: tuple[int, ...], prompt_tokens: int, new_tokens: int) -> Rates:
         """One repetition."""
@@ -66,77 +92,6 @@ class _Generating:
             first_s, all_s = (self._seconds(batch, prompt_tokens, count) for count in (1, new_tokens))
             found[batch] = (batch * prompt_tokens / first_s, batch * (new_tokens - 1) / max(all_s - first_s, 1e-9))
         return found
-
-    def _seconds(self, batch: int, prompt_tokens: int, new_tokens: int) -> float:
-        """Of generating so many tokens for each of a batch of fresh prompts."""
-        raise NotImplementedError
-
-
-class Transformers(_Generating):
-    """Hugging Face's `generate`, in float32."""
-
-    name = "transformers float32"
-
-    def __init__(self, folder: Path, threads: int) -> None:
-        import torch
-        import transformers
-
-        torch.set_num_threads(threads)
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        self._torch = torch
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    def _seconds(self, batch: int, prompt_tokens: int, new_tokens: int) -> float:
-        ids = self._torch.randint(100, 9000, (batch, prompt_tokens))
-        started_s = time.perf_counter()
-        with self._torch.inference_mode():
-            self._model.generate(ids, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, use_cache=True)
-        return time.perf_counter() - started_s
-
-
-class Vllm(_Generating):
-    """vLLM as it is built for CPUs, in float32, in an environment of its own: a process that is asked, and ends with the `with` block.
-
-    It computes in the process that is asked (VLLM_ENABLE_V1_MULTIPROCESSING=0): its usual two further ones talk by spinning, which takes a
-    core from its own threads where there are two, and leave shared memory behind when they are killed. Compiled, as it is by default.
-    It is stopped while others have their turn: its threads go on looking for work, and took a third of what ours measured beside it.
-    """
-
-    name = "vLLM float32"
-    ANSWER_S = 900.0
-    """For the start, which compiles, and for each answer."""
-    END_S = 30.0
-
-    def __init__(self, python: Path, folder: Path, threads: int, length_tokens: int, sequences: int) -> None:
-        self.peak_bytes = 0
-        self._home = tempfile.TemporaryDirectory(prefix="bench-vllm-")
-        program = Path(__file__).with_name("_vllm_rates.py")
-        self._log = Path(self._home.name) / "log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [str(python), str(program), str(folder), str(length_tokens), str(sequences)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self._environment(python, threads),
-                cwd=self._home.name,
-                start_new_session=True,
-            )
-
-    def _environment(self, python: Path, threads: int) -> dict[str, str]:
-        """Nothing is asked of the network, and nothing is left outside the folder. The libgomp is what vLLM preloads into its workers."""
-        libgomp = next(python.parents[1].glob("lib/python3.*/site-packages/torch/lib/libgomp*.so*"), None)
-        folders = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"), self._home.name)
-        told = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_HOST_IP": "127.0.0.1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "VLLM_NO_USAGE_STATS": "1",
-            "OMP_NUM_THREADS": str(threads),
-            "PYTHONPATH": "",
-        }
-        return os.environ | OFFLINE | folders | told | ({"LD_PRELOAD": str(libgomp)} if libgomp else {})
 
     def __enter__(self) -> Self:
         try:
@@ -164,6 +119,7 @@ class Vllm(_Generating):
             os.killpg(self._process.pid, number)
 
     def _seconds(self, batch: int, prompt_tokens: int, new_tokens: int) -> float:
+        """Of generating so many tokens for each of a batch of fresh prompts."""
         assert self._process.stdin is not None
         asked = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
         self._tell(signal.SIGCONT)
@@ -182,6 +138,40 @@ class Vllm(_Generating):
         line = self._process.stdout.readline() if ready else b""
         if not line:
             why = "ended" if ready else f"said nothing for {self.ANSWER_S:g} s"
-            raise SystemExit(f"vLLM {why}:\n{self._log.read_text(errors='replace')[-3000:]}")
+            raise SystemExit(f"{self.name} {why}:\n{self._log.read_text(errors='replace')[-3000:]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+class Transformers(Asked):
+    """Hugging Face's `generate`, in float32."""
+
+    name = "transformers float32"
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        super().__init__(Path(sys.executable), "_transformers_rates.py", [str(folder), str(threads)], {})
+
+
+class Vllm(Asked):
+    """vLLM as it is built for CPUs, in float32, in an environment of its own.
+
+    It computes in the process that is asked (VLLM_ENABLE_V1_MULTIPROCESSING=0): its usual two further ones talk by spinning, which takes a
+    core from its own threads where there are two, and leave shared memory behind when they are killed. Compiled, as it is by default.
+    The libgomp is what it preloads into its workers.
+    """
+
+    name = "vLLM float32"
+
+    def __init__(self, python: Path, folder: Path, threads: int, length_tokens: int, sequences: int) -> None:
+        libgomp = next(python.parents[1].glob("lib/python3.*/site-packages/torch/lib/libgomp*.so*"), None)
+        told = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONPATH": "",
+        }
+        if libgomp:
+            told["LD_PRELOAD"] = str(libgomp)
+        super().__init__(python, "_vllm_rates.py", [str(folder), str(length_tokens), str(sequences)], told)

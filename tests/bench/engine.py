@@ -27,8 +27,8 @@ from appliance.engine.settings import EngineSettings
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench._engine_peers import Llama, Measured, Rates, Transformers, Vllm  # noqa: E402 - the checkout's root is not on a script's path
-from tests.bench._vllm_rates import peak_bytes  # noqa: E402
+from tests.bench._asked import peak_bytes  # noqa: E402
+from tests.bench._engine_peers import Asked, Llama, Measured, Rates, Transformers, Vllm  # noqa: E402 - the checkout's root is not on a script's path
 
 PROMPT_TOKENS = 128
 NEW_TOKENS = 128
@@ -180,10 +180,10 @@ def served_bytes(model: Path, weights_dtype: str) -> int:
     return decoder.weight_bytes if isinstance(decoder, Int8Decoder) else ModelWeights(model).served_bytes
 
 
-def peaks(model: Path, threads: int, transformers: bool, others: dict[str, int]) -> None:
-    """Memory: each in a process of its own that serves the largest batch once. `others` were asked themselves."""
+def peaks(model: Path, threads: int, others: dict[str, int]) -> None:
+    """Memory: each in a process of its own that serves the largest batch. `others` were asked themselves."""
     found: dict[str, int] = {}
-    for name in (*WEIGHTS, *([Transformers.name] if transformers else [])):
+    for name in WEIGHTS:
         command = [sys.executable, __file__, str(model), "--threads", str(threads), "--peak-of", name]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=PEAK_S)
         found[name] = int(ended.stdout.split()[-1])
@@ -193,10 +193,9 @@ def peaks(model: Path, threads: int, transformers: bool, others: dict[str, int])
         print(f"    {name}: " + ", ".join([f"{most_bytes / 1e6:.0f} MB", *ours]))
 
 
-def peak_of(name: str, model: Path, threads: int) -> int:
+def peak_of(dtype: str, model: Path, threads: int) -> int:
     """In the process that is measured."""
-    measured: Measured = Transformers(model, threads) if name == Transformers.name else Ours(model, threads, name)
-    measured.rates((max(BATCHES),), PROMPT_TOKENS, NEW_TOKENS)
+    Ours(model, threads, dtype).rates((max(BATCHES),), PROMPT_TOKENS, NEW_TOKENS)
     return peak_bytes()
 
 
@@ -219,20 +218,19 @@ def latencies(model: Path, threads: int, runs: int) -> None:
 
 def measure(model: Path, arguments: argparse.Namespace, gguf: str | None) -> None:
     """Everything about one model."""
-    others: list[Measured] = [Llama(arguments.llama, Path(gguf), arguments.threads)] if arguments.llama and gguf else []
-    asked: dict[str, int] = {}
+    llama: list[Measured] = [Llama(arguments.llama, Path(gguf), arguments.threads)] if arguments.llama and gguf else []
     with contextlib.ExitStack() as running:
+        asked: list[Asked] = []
         if arguments.vllm:
             length_tokens = PROMPT_TOKENS + NEW_TOKENS
-            vllm = running.enter_context(Vllm(arguments.vllm.absolute(), model.resolve(), arguments.threads, length_tokens, max(BATCHES)))
-            others.append(vllm)
+            vllm = Vllm(arguments.vllm.absolute(), model.resolve(), arguments.threads, length_tokens, max(BATCHES))
+            asked.append(running.enter_context(vllm))
         if arguments.transformers:
-            others.append(Transformers(model, arguments.threads))
-        side_by_side(model, arguments.threads, arguments.runs, others)
-        if arguments.vllm:
-            asked[vllm.name] = vllm.peak_bytes
+            asked.append(running.enter_context(Transformers(model.resolve(), arguments.threads)))
+        side_by_side(model, arguments.threads, arguments.runs, [*llama, *asked])
+        most_bytes = {one.name: one.peak_bytes for one in asked}
     roofline(model, arguments.threads)
-    peaks(model, arguments.threads, arguments.transformers, asked)
+    peaks(model, arguments.threads, most_bytes)
     latencies(model, arguments.threads, arguments.runs)
 
 
