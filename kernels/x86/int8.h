@@ -64,7 +64,8 @@ INLINE vi dot(vi sum, vi w, vi x) {
 
 #define TILE_ROWS 5
 
-/* With few rows a product waits for W to come from memory, and the processor does not ask for enough of it by itself. */
+/* A product waits for W to come from memory, all the time with few rows and at the first of more: the processor does not ask for
+   enough of it by itself. */
 #define FEW_ROWS 16
 #define AHEAD_BYTES 3072
 INLINE void fetch_ahead(const uint8_t *packed, const uint16_t *scales) {
@@ -74,7 +75,7 @@ INLINE void fetch_ahead(const uint8_t *packed, const uint16_t *scales) {
 }
 
 /* `rows` of x by `panels` of W. Unrolled altogether, so that dots and sums stay in registers: in memory they take twice as long. */
-INLINE void tile(const int rows, const int panels, const int few, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
+INLINE void tile(const int rows, const int panels, const int ahead, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
     const int groups = w->columns / GROUP;
     const uint8_t *packed = w->packed + (ptrdiff_t)panel * PANEL * w->columns;
     const int8_t *q = x.q + (ptrdiff_t)row * w->columns;
@@ -89,7 +90,7 @@ INLINE void tile(const int rows, const int panels, const int few, struct quantis
         for (int r = 0; r < rows; r++)
             UNROLL
             for (int p = 0; p < panels * PARTS; p++) dots[r][p] = all_int(OFFSET(x.offsets[(row + r) * groups + g]));
-        if (few) {
+        if (ahead) {
             UNROLL
             for (int p = 0; p < panels; p++)
                 fetch_ahead(packed + ((ptrdiff_t)p * w->columns + g * GROUP) * PANEL, w->scales + ((ptrdiff_t)(panel + p) * groups + g) * PANEL);
@@ -123,8 +124,8 @@ INLINE void tile(const int rows, const int panels, const int few, struct quantis
 }
 
 #define TILE_CASE(n) \
-    case n: tile(n, panels, few, x, row, w, panel, y, ldy); break;
-INLINE void some_rows(int rows, const int panels, const int few, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
+    case n: tile(n, panels, ahead, x, row, w, panel, y, ldy); break;
+INLINE void some_rows(int rows, const int panels, const int ahead, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
     switch (rows) {
         TILE_CASE(1) TILE_CASE(2) TILE_CASE(3) TILE_CASE(4) TILE_CASE(5)
     }
@@ -147,10 +148,10 @@ static void product_part(void *context, int index, int thread) {
     while (panel < end) {
         int panels = end - panel >= TILE_PANELS ? TILE_PANELS : 1;
         for (int t = 0; t < tiles; t++) { /* about as many rows in each */
-            int row = job->rows * t / tiles, rows = job->rows * (t + 1) / tiles - row;
+            int row = job->rows * t / tiles, rows = job->rows * (t + 1) / tiles - row, ahead = few || t == 0;
             float *y = job->y + (ptrdiff_t)row * job->w->rows + panel * PANEL;
-            if (panels == TILE_PANELS) some_rows(rows, TILE_PANELS, few, job->x, row, job->w, panel, y, job->w->rows);
-            else some_rows(rows, 1, few, job->x, row, job->w, panel, y, job->w->rows);
+            if (panels == TILE_PANELS) some_rows(rows, TILE_PANELS, ahead, job->x, row, job->w, panel, y, job->w->rows);
+            else some_rows(rows, 1, ahead, job->x, row, job->w, panel, y, job->w->rows);
         }
         panel += panels;
     }
