@@ -1,7 +1,6 @@
 """`appliancectl run` as systemd's stand-in, with small real children."""
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -17,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from appliance.cli.foreground.children import FIRST_DELAY_S, LONGEST_DELAY_S, restart_delay_s
+from appliance.cli.foreground.children import FIRST_DELAY_S
 from appliance.cli.foreground.session import ONE_REQUEST_S
 
 ROOT = Path(__file__).parents[4]
@@ -395,10 +394,3 @@ def test_publications_reach_the_terminal_over_restarts_of_applianced(runs, tmp_p
     first = int(run.until(r"^life (\d+)")[1])
     os.kill(first, signal.SIGKILL)
     assert int(run.until(r"^life (\d+)")[1]) != first
-
-
-def test_the_wait_before_a_restart_doubles_up_to_its_limit() -> None:
-    """As RestartSteps would, which systemd 252 does not know."""
-    waits = [restart_delay_s(failures) for failures in range(1, 9)]
-    assert waits[0] == FIRST_DELAY_S
-    assert all(later == min(2 * earlier, LONGEST_DELAY_S) for earlier, later in itertools.pairwise(waits))
