@@ -196,11 +196,14 @@ static void row_after_row(void *context, int index, int thread) {
     for (int row = index * rows->a_job; row < end; row++) rows->job(rows->pass, row, thread);
 }
 
-static void each_row(job_t job, struct pass *p, int count) {
-    int a_job = count <= NO_JOB ? NO_JOB : count / (4 * atomic_load(&pool.threads)) + 1;
-    if (a_job > MOST_A_JOB) a_job = MOST_A_JOB;
+static void rows_by(int a_job, job_t job, struct pass *p, int count) {
     struct rows rows = {job, p, count, a_job};
     parallel(row_after_row, &rows, (count + a_job - 1) / a_job);
+}
+
+static void each_row(job_t job, struct pass *p, int count) {
+    int a_job = count <= NO_JOB ? NO_JOB : count / (4 * atomic_load(&pool.threads)) + 1;
+    rows_by(a_job < MOST_A_JOB ? a_job : MOST_A_JOB, job, p, count);
 }
 
 static void run_layer(struct pass *p) {
@@ -216,7 +219,7 @@ static void run_layer(struct pass *p) {
     };
     linear(p->narrow, s->rows, &layer->qkv, p->qkv);
     each_row(after_qkv, p, s->rows);
-    each_row(write_row, p, s->write_count);
+    rows_by(KEYS, write_row, p, s->write_count); /* tokens side by side in a line: not for two threads at a time */
     attend(&a);
     each_row(after_attention, p, s->rows);
     linear(p->mixed_q, s->rows, &layer->out, p->change);
