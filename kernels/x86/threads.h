@@ -1,8 +1,8 @@
 /* parallel(f, context, n): f(context, i, thread) for i in [0, n), on all threads of the pool, and back when all are done.
  *
- * One job at a time, from one calling thread at a time. A job is one word, the ticket: generation, how many, which is next. Whoever
- * adds 1 to it and finds that there was one left has that index, of the generation that the word says: the job's fields are its own
- * until it is done, because the caller does not begin another job before. A worker that sleeps through a job is not waited for.
+ * One job at a time, from one calling thread at a time. A job is one word, the ticket: how many, and which is next. Whoever adds 1 to
+ * it and finds that there was one left has that index: the job's fields are its own until it is done, because the caller does not
+ * begin another job before. A worker that sleeps through a job is not waited for.
  *
  * Workers look for work for some microseconds before they sleep: the gap between two jobs of a step is shorter than waking up
  * takes, and the gap between two steps is longer than it is worth to take a core from anybody else.
@@ -20,8 +20,7 @@
 
 #define MOST_THREADS 256
 #define SPINS 1500
-#define INDEX_BITS 20
-#define INDEX_MASK ((1ull << INDEX_BITS) - 1)
+#define COUNT_SHIFT 32
 
 typedef void (*job_t)(void *context, int index, int thread);
 
@@ -36,16 +35,16 @@ static struct {
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0); }
 static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, MOST_THREADS, NULL, NULL, 0); }
-static int job_count(uint64_t ticket) { return (int)(ticket >> INDEX_BITS & INDEX_MASK); }
-static int is_left(uint64_t ticket) { return (int)(ticket & INDEX_MASK) < job_count(ticket); }
+static uint32_t job_count(uint64_t ticket) { return (uint32_t)(ticket >> COUNT_SHIFT); }
+static int is_left(uint64_t ticket) { return (uint32_t)ticket < job_count(ticket); }
 
 /* Do what is left of the current job. */
 static void do_what_is_left(int thread) {
     while (is_left(atomic_load(&pool.ticket))) {
         uint64_t mine = atomic_fetch_add(&pool.ticket, 1);
         if (!is_left(mine)) return;
-        uint32_t count = (uint32_t)job_count(mine); /* after our `done` the fields may be another job's */
-        pool.job(pool.context, (int)(mine & INDEX_MASK), thread);
+        uint32_t count = job_count(mine); /* after our `done` the fields may be another job's */
+        pool.job(pool.context, (int)(uint32_t)mine, thread);
         if (atomic_fetch_add(&pool.done, 1) + 1 == count && atomic_load(&pool.caller_waits)) futex_wake(&pool.done);
     }
 }
@@ -75,11 +74,10 @@ static void parallel(job_t job, void *context, int count) {
         for (int index = 0; index < count; index++) job(context, index, 0);
         return;
     }
-    uint64_t generation = (atomic_load(&pool.ticket) >> 2 * INDEX_BITS) + 1;
     pool.job = job;
     pool.context = context;
     atomic_store(&pool.done, 0);
-    atomic_store(&pool.ticket, generation << 2 * INDEX_BITS | (uint64_t)count << INDEX_BITS);
+    atomic_store(&pool.ticket, (uint64_t)count << COUNT_SHIFT);
     ring();
     do_what_is_left(0);
     for (int spin = 0; spin < SPINS && atomic_load(&pool.done) < (uint32_t)count; spin++) __builtin_ia32_pause();
@@ -88,7 +86,9 @@ static void parallel(job_t job, void *context, int count) {
     atomic_store(&pool.caller_waits, 0);
 }
 
+/* In a forked child: whatever the parent was in the midst of is not for the workers that may begin here. */
 static void begin_alone(void) {
+    atomic_store(&pool.ticket, 0);
     atomic_store(&pool.threads, 1);
     atomic_store(&pool.sleepers, 0);
     atomic_store(&pool.caller_waits, 0);
@@ -109,7 +109,7 @@ int set_threads(int threads) {
     }
     sigset_t others, ours; /* signals are for the threads that know what to do with them; a worker's own faults are its own */
     sigfillset(&others);
-    sigdelset(&others, SIGSEGV), sigdelset(&others, SIGBUS), sigdelset(&others, SIGFPE), sigdelset(&others, SIGILL), sigdelset(&others, SIGABRT);
+    for (int i = 0; i < 5; i++) sigdelset(&others, (int[]){SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}[i]);
     pthread_sigmask(SIG_BLOCK, &others, &ours);
     for (int thread = before; thread < threads; thread++)
         if (pthread_create(&pool.workers[thread], NULL, worker, (void *)(intptr_t)thread)) atomic_store(&pool.threads, threads = thread);
