@@ -152,7 +152,8 @@ INLINE void attend_rows(const struct attention *a, const struct queries *some, c
     for (int tile = 0; tile < AHEAD_TILES; tile++) fetch_tile(a, &s, tile);
     for (int r = 0; r < rows; r++) most[r] = all(-INFINITY);
     int position = s.begin;
-    for (; position + tiles * KEYS <= s.end; position += tiles * KEYS) score_tiles(a, some, rows, tiles, &s, position, scratch, scores, most);
+    for (; position + tiles * KEYS <= s.end; position += tiles * KEYS)
+        score_tiles(a, some, rows, tiles, &s, position, scratch, scores, most);
     for (; position < s.end; position += KEYS) score_tiles(a, some, rows, 1, &s, position, scratch, scores, most);
     for (int r = 0; r < rows; r++) {
         vf largest = all(largest_of(most[r])), total = all(0.0f);

@@ -38,7 +38,7 @@ static void quantise(const float *x, struct quantised to, int row) {
             store_bytes(q + g * GROUP + k, rounded);
         }
         to.scales[row * (to.columns / GROUP) + g] = largest / 127.0f;
-        to.offsets[row * (to.columns / GROUP) + g] = -128 * total_of(total);
+        to.offsets[row * (to.columns / GROUP) + g] = (int32_t)(-128u * (uint32_t)total_of(total)); /* of NaNs it wraps */
     }
 }
 
@@ -75,7 +75,8 @@ INLINE void fetch_ahead(const uint8_t *packed, const uint16_t *scales) {
 }
 
 /* `rows` of x by `panels` of W. Unrolled altogether, so that dots and sums stay in registers: in memory they take twice as long. */
-INLINE void tile(const int rows, const int panels, const int ahead, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
+INLINE void tile(const int rows, const int panels, const int ahead, struct quantised x, int row, const struct matrix *w, int panel,
+                 float *y, ptrdiff_t ldy) {
     const int groups = w->columns / GROUP;
     const uint8_t *packed = w->packed + (ptrdiff_t)panel * PANEL * w->columns;
     const int8_t *q = x.q + (ptrdiff_t)row * w->columns;
@@ -93,7 +94,8 @@ INLINE void tile(const int rows, const int panels, const int ahead, struct quant
         if (ahead) {
             UNROLL
             for (int p = 0; p < panels; p++)
-                fetch_ahead(packed + ((ptrdiff_t)p * w->columns + g * GROUP) * PANEL, w->scales + ((ptrdiff_t)(panel + p) * groups + g) * PANEL);
+                fetch_ahead(packed + ((ptrdiff_t)p * w->columns + g * GROUP) * PANEL,
+                            w->scales + ((ptrdiff_t)(panel + p) * groups + g) * PANEL);
         }
         UNROLL
         for (int s = g * STEPS; s < (g + 1) * STEPS; s++) {
@@ -125,7 +127,8 @@ INLINE void tile(const int rows, const int panels, const int ahead, struct quant
 
 #define TILE_CASE(n) \
     case n: tile(n, panels, ahead, x, row, w, panel, y, ldy); break;
-INLINE void some_rows(int rows, const int panels, const int ahead, struct quantised x, int row, const struct matrix *w, int panel, float *y, ptrdiff_t ldy) {
+INLINE void some_rows(int rows, const int panels, const int ahead, struct quantised x, int row, const struct matrix *w, int panel,
+                      float *y, ptrdiff_t ldy) {
     switch (rows) {
         TILE_CASE(1) TILE_CASE(2) TILE_CASE(3) TILE_CASE(4) TILE_CASE(5)
     }
@@ -157,17 +160,19 @@ static void product_part(void *context, int index, int thread) {
     }
 }
 
+#define MOST_JOBS 64 /* of few rows: more cost more than they share out better */
+
 /* y[rows][w->rows]. */
 static void linear(struct quantised x, int rows, const struct matrix *w, float *y) {
     struct product job = {x, w, y, rows, 2};
-    int jobs = (w->rows / PANEL + 1) / 2;
-    while (jobs > 64 && rows <= FEW_ROWS) jobs = (w->rows / PANEL + job.panels * 2 - 1) / (job.panels * 2), job.panels *= 2;
-    parallel(product_part, &job, jobs);
+    const int panels = w->rows / PANEL;
+    while (rows <= FEW_ROWS && panels > MOST_JOBS * job.panels) job.panels *= 2;
+    parallel(product_part, &job, (panels + job.panels - 1) / job.panels);
 }
 
 struct packing {
     const float *weight;
-    int32_t rows, columns, packed_columns;
+    int32_t rows, columns;
     uint8_t *packed;
     uint16_t *scales;
 };
@@ -178,7 +183,7 @@ INLINE float upper_half(float scale, uint16_t *half) {
     uint32_t bits;
     if (!isfinite(scale)) scale = NAN;
     memcpy(&bits, &scale, sizeof bits);
-    *half = (uint16_t)((bits + (isfinite(scale) ? 0xffff : 0)) >> 16);
+    *half = (uint16_t)((bits + 0xffff) >> 16);
     bits = (uint32_t)*half << 16;
     memcpy(&scale, &bits, sizeof bits);
     return scale;
@@ -187,15 +192,14 @@ INLINE float upper_half(float scale, uint16_t *half) {
 static void pack_panel(void *context, int index, int thread) {
     (void)thread;
     const struct packing *job = context;
-    const int groups = job->packed_columns / GROUP;
-    uint8_t *to = job->packed + (ptrdiff_t)index * PANEL * job->packed_columns;
+    const int groups = job->columns / GROUP;
+    uint8_t *to = job->packed + (ptrdiff_t)index * PANEL * job->columns;
     for (int n = 0; n < PANEL; n++) {
         int row = index * PANEL + n;
         const float *from = job->weight + (ptrdiff_t)row * job->columns;
         for (int g = 0; g < groups; g++) {
             float values[GROUP] __attribute__((aligned(64))) = {0};
-            int count = job->columns - g * GROUP < GROUP ? job->columns - g * GROUP : GROUP;
-            if (row < job->rows) memcpy(values, from + g * GROUP, (size_t)count * sizeof(float));
+            if (row < job->rows) memcpy(values, from + g * GROUP, sizeof values);
             float largest = magnitude_of(values, GROUP);
             float scale = upper_half(largest / 127.0f, &job->scales[((ptrdiff_t)index * groups + g) * PANEL + n]);
             float inverse = largest > LEAST ? 1.0f / scale : 0.0f;
@@ -205,8 +209,8 @@ static void pack_panel(void *context, int index, int thread) {
     }
 }
 
-/* packed: [panels][columns / 4][16][4], scales: [panels][columns / GROUP][16]; columns are filled up to full groups with zeros. */
+/* packed: [panels][columns / 4][16][4], scales: [panels][columns / GROUP][16]; rows are filled up to full panels with zeros. */
 void pack(const float *weight, int32_t rows, int32_t columns, uint8_t *packed, uint16_t *scales) {
-    struct packing job = {weight, rows, columns, (columns + GROUP - 1) / GROUP * GROUP, packed, scales};
+    struct packing job = {weight, rows, columns, packed, scales};
     parallel(pack_panel, &job, (rows + PANEL - 1) / PANEL);
 }

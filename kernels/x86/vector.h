@@ -1,7 +1,7 @@
 /* Float vectors of the processor that this file is compiled for: 16 numbers with AVX-512, 8 without.
  *
  * Every function computes a row by the same operations in the same order wherever it is called from: compiled with
- * -ffp-contract=off, so that a product and a sum become one operation only where fma() says so (docs/adr/0002).
+ * -ffp-contract=off, so that a product and a sum become one operation only where fma_() says so (docs/adr/0002).
  * Lengths are multiples of 16.
  */
 #include <immintrin.h>
@@ -89,25 +89,29 @@ INLINE void store_bytes(int8_t *p, vi a) {
 #endif
 INLINE float sum_of(vf x) {
     __m256 eight = halves(x, _mm256_add_ps);
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)), two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
 INLINE float largest_of(vf x) {
     __m256 eight = halves(x, _mm256_max_ps);
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)), two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
 INLINE int32_t total_of(vi x) {
     __m256i eight = halves_int(x, _mm256_add_epi32);
-    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1)), two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
 INLINE int32_t most_of(vi x) {
     __m256i eight = halves_int(x, _mm256_max_epi32);
-    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1)), two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 

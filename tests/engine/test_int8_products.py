@@ -58,7 +58,7 @@ def normal(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", POSSIBLE)
-@pytest.mark.parametrize(("height", "columns"), [(1, 32), (16, 64), (50, 96), (331, 576), (640, 2048)])
+@pytest.mark.parametrize(("height", "columns"), [(1, 32), (16, 64), (50, 96), (331, 576), (640, 2048), (2180, 32)])
 def test_a_product_is_what_the_definition_says(kind: str, height: int, columns: int) -> None:
     """Within what a sum in 32 bits may lose, whatever the number of rows, with and without a bias."""
     weight, x, bias = normal(height, columns), normal(37, columns), normal(height)
@@ -117,6 +117,18 @@ def test_zeros_and_the_smallest_numbers_are_no_trouble(kind: str) -> None:
     x[1] = 1e-40
     assert torch.equal(Product(kind, normal(16, 64)).of(x), torch.zeros(2, 16))
     assert torch.equal(Product(kind, torch.zeros(16, 64)).of(normal(2, 64)), torch.zeros(2, 16))
+
+
+@pytest.mark.parametrize("kind", POSSIBLE)
+def test_a_group_has_a_magnitude_from_one_limit_on(kind: str) -> None:
+    """The definition's, for activations and for weights: with less, 127 / largest would come near to infinity."""
+    one, less, more = torch.full((16, 32), 1.0), torch.full((16, 32), 0.9e-30), torch.full((16, 32), 1.1e-30)
+    for x, weight in ((one, less), (less, one)):
+        assert not Product(kind, weight).of(x).any()
+    for x, weight in ((one, more), (more, one)):
+        result, expected = Product(kind, weight).of(x), linear(x, weight)
+        assert (result - expected).abs().max() <= 1e-5 * expected.abs().max()
+        assert expected.min() > 3e-29
 
 
 def test_many_short_jobs_one_after_the_other_are_all_done() -> None:
