@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -32,13 +32,18 @@ _OPTIONS = (
     "-Wall",
     "-Wextra",
     "-Werror",
-    "-s",
 )
 
 
 def library_name(kind: str) -> str:
     """A file of this folder."""
     return f"decoder-x86_64-{kind}.so"
+
+
+def command(compiler: str, kind: str, library: Path, more: Sequence[str] = ("-s",)) -> list[str]:
+    """That compiles one kind. The path of the build is not to be in the result."""
+    sources = [f"-ffile-prefix-map={SOURCES}=.", str(SOURCES / "decoder.c"), "-lm"]
+    return [compiler, *_OPTIONS, *KINDS[kind], *more, "-o", str(library), *sources]
 
 
 def build(target: Path) -> list[Path]:
@@ -50,12 +55,10 @@ def build(target: Path) -> list[Path]:
         return []
     target.mkdir(parents=True, exist_ok=True)
     made = []
-    for kind, options in KINDS.items():
+    for kind in KINDS:
         library = target / library_name(kind)
         partial = library.with_suffix(".partial")
-        # The path of the build is not to be in the result.
-        command = [compiler, *_OPTIONS, *options, f"-ffile-prefix-map={SOURCES}=.", "-o", str(partial), str(SOURCES / "decoder.c"), "-lm"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command(compiler, kind, partial), capture_output=True, text=True, check=False)
         if ended.returncode:
             print(f"kernels/x86: {library.name} could not be compiled; such processors go without it:\n{ended.stderr}", file=sys.stderr)
             partial.unlink(missing_ok=True)

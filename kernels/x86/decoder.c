@@ -9,6 +9,14 @@
 #include "vector.h"
 #include "int8.h"
 #include "attention.h"
+#ifdef __SANITIZE_ADDRESS__ /* tests/engine/test_int8_passes.py: between the parts of the workspace lies what nobody may touch */
+#include <sanitizer/asan_interface.h>
+#define GAP_BYTES 64
+#define close_off(from, bytes) ASAN_POISON_MEMORY_REGION(from, bytes)
+#else
+#define GAP_BYTES 0
+#define close_off(from, bytes) ((void)0)
+#endif
 
 #define OPEN 1 /* the word of a block that its one holder may write */
 
@@ -51,30 +59,44 @@ struct pass {
 
 INLINE int most(int a, int b) { return a > b ? a : b; }
 
-/* Hand out the workspace; with `from` NULL only count. */
-static size_t lay_out(struct pass *p, const struct model *m, int rows, int most_keys, char *from) {
-    size_t used = 0;
-    ptrdiff_t heads = (ptrdiff_t)m->heads * m->dim, turned = (ptrdiff_t)(m->heads + 2 * m->kv_heads) * m->dim;
-    int threads = atomic_load(&pool.threads);
-    p->scratch_floats = most(most(m->hidden, m->intermediate), (int)heads);
-    p->attention_floats = (ptrdiff_t)MOST_TOGETHER * m->dim * KEYS + (ptrdiff_t)QUERY_ROWS * (most_keys + 2 * KEYS);
-#define TAKE(field, bytes) (field = (void *)(from + used), used += ((size_t)(bytes) + 63) / 64 * 64)
-    struct quantised *kinds[] = {&p->narrow, &p->mixed_q, &p->wide};
-    int32_t widths[] = {m->hidden, (int32_t)heads, m->intermediate};
-    for (int i = 0; i < 3; i++) {
-        kinds[i]->columns = widths[i];
-        TAKE(kinds[i]->q, (size_t)rows * widths[i]);
-        TAKE(kinds[i]->scales, (size_t)rows * (widths[i] / GROUP) * 4);
-        TAKE(kinds[i]->offsets, (size_t)rows * (widths[i] / GROUP) * 4);
-    }
-    TAKE(p->qkv, rows * turned * 4);
-    TAKE(p->mixed, rows * heads * 4);
-    TAKE(p->change, (ptrdiff_t)rows * m->hidden * 4);
-    TAKE(p->gate_up, (ptrdiff_t)rows * 2 * m->intermediate * 4);
-    TAKE(p->rows_scratch, threads * p->scratch_floats * 4);
-    TAKE(p->attention_scratch, threads * p->attention_floats * 4);
-#undef TAKE
-    return used;
+/* The workspace while it is handed out; with `from` NULL it is only counted. */
+struct room {
+    char *from;
+    size_t used;
+};
+
+/* Lines of the processor's caches have 64 bytes, and no two parts share one. */
+static void *take(struct room *room, ptrdiff_t bytes) {
+    size_t begin = room->used, end = begin + (size_t)bytes;
+    room->used = (end + 63) / 64 * 64 + GAP_BYTES;
+    if (!room->from) return NULL;
+    close_off(room->from + end, room->used - end);
+    return room->from + begin;
+}
+
+static struct quantised take_quantised(struct room *room, ptrdiff_t rows, int32_t columns) {
+    ptrdiff_t bytes = rows * (columns / GROUP) * 4;
+    int8_t *q = take(room, rows * columns);
+    float *scales = take(room, bytes);
+    return (struct quantised){q, scales, take(room, bytes), columns};
+}
+
+/* Returns how many bytes there are. `most_keys` is a multiple of KEYS. */
+static size_t lay_out(struct pass *p, const struct model *m, ptrdiff_t rows, int most_keys, char *from) {
+    struct room room = {from, 0};
+    int heads = m->heads * m->dim, turned = (m->heads + 2 * m->kv_heads) * m->dim, threads = atomic_load(&pool.threads);
+    p->scratch_floats = most(m->hidden, m->intermediate);
+    p->attention_floats = (ptrdiff_t)MOST_TOGETHER * m->dim * KEYS + (ptrdiff_t)QUERY_ROWS * most_keys;
+    p->narrow = take_quantised(&room, rows, m->hidden);
+    p->mixed_q = take_quantised(&room, rows, heads);
+    p->wide = take_quantised(&room, rows, m->intermediate);
+    p->qkv = take(&room, rows * turned * 4);
+    p->mixed = take(&room, rows * heads * 4);
+    p->change = take(&room, rows * m->hidden * 4);
+    p->gate_up = take(&room, rows * 2 * m->intermediate * 4);
+    p->rows_scratch = take(&room, threads * p->scratch_floats * 4);
+    p->attention_scratch = take(&room, threads * p->attention_floats * 4);
+    return room.used;
 }
 
 static void normed(const struct pass *p, int row, int thread, const float *norm) {
@@ -247,13 +269,26 @@ void forward(const struct model *model, const struct step *step) {
     for (; p.layer < model->layers + model->layer_count; p.layer++) run_layer(&p);
 }
 
-/* y = x·Wᵀ + b for rows of x as they are, or normed first: the output layer, and what tests compare. y is [rows][w->rows];
-   the workspace has library.py's apply_bytes. */
+static size_t lay_out_apply(struct quantised *q, float **row, int rows, int columns, char *from) {
+    struct room room = {from, 0};
+    *q = take_quantised(&room, rows, columns);
+    *row = take(&room, (ptrdiff_t)columns * 4);
+    return room.used;
+}
+
+/* Bytes of workspace that `apply` wants. */
+size_t apply_bytes(int32_t rows, int32_t columns) {
+    struct quantised q;
+    float *row;
+    return lay_out_apply(&q, &row, rows, columns, NULL);
+}
+
+/* y = x·Wᵀ + b for rows of x as they are, or normed first: the output layer, and what tests compare. y is [rows][w->rows]. */
 void apply(const float *x, int32_t rows, const struct matrix *w, const float *norm, float eps, float *y, char *workspace) {
     const int columns = w->columns;
-    size_t scales = ((size_t)rows * columns + 63) / 64 * 64, groups = ((size_t)rows * (columns / GROUP) * 4 + 63) / 64 * 64;
-    struct quantised q = {(int8_t *)workspace, (float *)(workspace + scales), (int32_t *)(workspace + scales + groups), columns};
-    float *row = (float *)(workspace + scales + 2 * groups);
+    struct quantised q;
+    float *row;
+    lay_out_apply(&q, &row, rows, columns, workspace);
     for (int i = 0; i < rows; i++) {
         if (norm) rms_norm(x + (ptrdiff_t)i * columns, norm, eps, columns, row);
         quantise(norm ? row : x + (ptrdiff_t)i * columns, q, i);

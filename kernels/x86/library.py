@@ -69,6 +69,9 @@ LAYOUT = ctypes.sizeof(Step) + 1000 * ctypes.sizeof(Model) + 1_000_000 * ctypes.
 """What a library that was compiled of these structures says of them."""
 
 
+_FUNCTIONS = ("layout", "set_threads", "pack", "workspace_bytes", "forward", "apply_bytes", "apply")
+
+
 def kinds(cpuinfo: str) -> list[str]:
     """Which of the libraries a processor can run, the fastest first."""
     line = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
@@ -83,14 +86,20 @@ def library(kind: str | None = None) -> ctypes.CDLL | None:
     possible = [kind] if kind else kinds(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"))
     for one in possible:
         file = Path(__file__).parent / library_name(one)
-        if file.is_file() and is_ours(loaded := ctypes.CDLL(str(file))):
-            return _declared(loaded)
+        if file.is_file() and (loaded := opened(file)):
+            return loaded
     return None
 
 
+def opened(file: Path) -> ctypes.CDLL | None:
+    """One that was compiled of decoder.c; None: of another one."""
+    loaded = ctypes.CDLL(str(file))
+    return _declared(loaded) if is_ours(loaded) else None
+
+
 def is_ours(loaded: ctypes.CDLL) -> bool:
-    """Whether its structures are those above: with others it would read and write anywhere."""
-    return hasattr(loaded, "layout") and loaded.layout() == LAYOUT
+    """Whether its functions and structures are those above: with others it would read and write anywhere."""
+    return all(hasattr(loaded, name) for name in _FUNCTIONS) and loaded.layout() == LAYOUT
 
 
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
@@ -102,6 +111,8 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.workspace_bytes.restype = c_size_t
     loaded.forward.argtypes = (POINTER(Model), POINTER(Step))
     loaded.forward.restype = None
+    loaded.apply_bytes.argtypes = (c_int32, c_int32)
+    loaded.apply_bytes.restype = c_size_t
     loaded.apply.argtypes = (c_void_p, c_int32, POINTER(Matrix), c_void_p, c_float, c_void_p, c_void_p)
     loaded.apply.restype = None
     return loaded
@@ -114,5 +125,7 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 def apply_bytes(rows: int, columns: int) -> int:
-    """Workspace of `apply`."""
-    return rows * columns + 8 * rows * columns // GROUP + 4 * columns + 256
+    """Workspace of `apply`, of any kind."""
+    loaded = library()
+    assert loaded is not None
+    return int(loaded.apply_bytes(rows, columns))
