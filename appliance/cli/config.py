@@ -101,7 +101,7 @@ def findings_of(config: Config, place: Place) -> Iterator[Finding]:
     from appliance.cli.checks.box import check_engine, check_model
 
     state_dir = serving_state_dir(place)
-    about_model = [finding for finding in check_model(config) if finding.level is not Level.OK]
+    about_model = [finding for finding in check_model(config, state_dir) if finding.level is not Level.OK]
     yield from about_model
     yield from (finding for finding in check_engine(config, state_dir) if finding.level is not Level.OK)
     yield from configured.check_files(config)

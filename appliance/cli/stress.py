@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import click
 
 from appliance.cli.config import set_option
+from appliance.cli.models import MODELS, model_folder
 from appliance.cli.place import Place, serving_state_dir
 from appliance.cli.printing import fields, say, say_json
 from appliance.cli.quantities import FiniteRange
@@ -32,8 +32,8 @@ def stress(place: Place, hours: float, seed: int, assignments: tuple[str, ...], 
     round the blocks must add up, nothing may be written where nobody writes, the counters of refused accesses must be zero, and
     answers must be the same by themselves as among others. At the end the process must not have grown.
 
-    It is an engine of its own beside the one that serves, with the configured model, threads and weights: about 300 MiB and the
-    weights. Exit code 1 when something was found.
+    It is an engine of its own beside the one that serves, with the configured model (else the demo model), threads and weights: about
+    300 MiB and the weights. Exit code 1 when something was found.
 
     \b
     Example:
@@ -62,7 +62,8 @@ def _command(place: Place, assignments: tuple[str, ...], hours: float, seed: int
     """Of the engine's module that does it. Raises ApplianceError where there is no model or no engine."""
     from appliance.config.runtimes import launch_python, with_runtime
 
-    config = with_runtime(place.load(assignments).config, serving_state_dir(place))
+    state_dir = serving_state_dir(place)
+    config = with_runtime(place.load(assignments).config, state_dir)
     engine = config.engine
     if engine.backend != "native":
         raise ApplianceError(
@@ -71,11 +72,9 @@ def _command(place: Place, assignments: tuple[str, ...], hours: float, seed: int
     python = launch_python(engine.python)
     if python is None:
         raise ApplianceError("the built-in engine is not set up on this machine", hint="make its environment: appliancectl setup")
-    if not config.model.path:
-        raise ApplianceError("model.path is not set", hint="name the model's folder, or bring one: appliancectl setup --demo")
     return [
         python, "-m", "appliance.engine.stress",
-        "--model", str(Path(config.model.path).resolve()),
+        "--model", str(model_folder(config.model.path, state_dir / MODELS)),
         "--seconds", str(hours * HOUR_S),
         "--seed", str(seed),
         "--threads", str(engine.threads),

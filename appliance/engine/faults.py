@@ -7,6 +7,7 @@ The kinds (settings.FAULTS), each done to the oldest sequence at its decode step
     foreign      ... is the block that another sequence writes (waits for a step with two)
     freed        the word of the block that it writes says that it is free
     unreadable   the first entry of its block table is a block that nobody holds
+    leaked       a block that nobody holds is marked as held
     overrun      a number is written just behind the prompts' region, as by a kernel that goes one too far
 """
 
@@ -21,7 +22,7 @@ from appliance.engine.models.decoder import Decoder
 from appliance.engine.models.int8_decoder import Int8Decoder
 from appliance.engine.runner import ModelRunner
 from appliance.engine.sequence import Sequence
-from appliance_kernels.refcount.reference import FREE, free_blocks
+from appliance_kernels.refcount.reference import FREE, OPEN, free_blocks
 
 
 class FaultyRunner(ModelRunner):
@@ -53,6 +54,8 @@ class FaultyRunner(ModelRunner):
                 victim.decode_blocks[-1] = sequences[1].decode_blocks[-1]
             case "freed":
                 self._pool.words[victim.decode_blocks[-1]] = FREE
+            case "leaked":
+                self._pool.words[self._pool.geometry.end_block - 1] = OPEN
             case "overrun":
                 self._cache.values(-1)[self._pool.geometry.null_block, 0, 0, 0] = 1.0
             case "unreadable":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-FAULTS = ("stray", "sealed", "foreign", "freed", "unreadable", "overrun")
+FAULTS = ("stray", "sealed", "foreign", "freed", "unreadable", "overrun", "leaked")
 """See faults.py."""
 DEVICES = ("cpu", "cuda")
 WEIGHTS_DTYPES = ("float32", "int8", "bfloat16", "float16")

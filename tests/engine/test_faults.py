@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from appliance.engine.block_pool import Region
+from appliance.engine.block_pool import PoolCorrupt, Region
 from appliance.engine.kv_cache import CacheCorrupt
 from appliance.engine.messages import FinishReason
 from appliance.engine.scheduler import Chunk
@@ -100,6 +100,38 @@ def test_a_beginning_that_a_prompt_may_not_read_is_a_pause(weights_dtype: str, t
     (line,) = [record.getMessage() for record in caplog.records if "KV access refused" in record.getMessage()]
     assert f"request={torn[0]} " in line
     assert "reason=unreadable" in line
+
+
+@pytest.mark.parametrize("weights_dtype", ["float32", "int8"])
+def test_a_prompt_is_not_written_into_the_answers_region(weights_dtype: str, tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not even into an open block of its own there: the kernel's region is the prompts'."""
+    shape = {"kv_pool_bytes": 2 * 1024**2, "prefill_chunk_tokens": 32, "weights_dtype": weights_dtype}
+    clean = Driver(tiny, **shape).run(PROMPTS, SAMPLING)
+    driver = Driver(tiny, **shape)
+    runner, pool = driver.runner._runner, driver.loop._shared.scheduler.pool
+    prefill, torn = runner.prefill, []
+
+    def damaged(chunks: list[Chunk]) -> torch.Tensor | None:
+        for chunk in chunks:
+            if chunk.start and not torn:
+                (block,) = pool.allocate(Region.DECODE, 1, chunk.sequence.arrival) or []
+                chunk.sequence.prompt_blocks[chunk.start // 16] = block
+                torn.append(block)
+        return prefill(chunks)
+
+    runner.prefill = damaged  # type: ignore[method-assign, assignment]
+    assert not differences(clean, driver.run(PROMPTS, SAMPLING))
+    (line,) = [record.getMessage() for record in caplog.records if "KV access refused" in record.getMessage()]
+    assert f" block={torn[0]} " in line
+    assert "reason=outside" in line
+
+
+def test_a_block_that_is_lost_is_found_when_nothing_runs(tiny: Path) -> None:
+    """Every answer was right, and the books are not: the region, and how many blocks are free, held, and marked as held."""
+    driver = Driver(tiny, kv_pool_bytes=2 * 1024**2, fault=("leaked", 5))
+    driver.check_each_step = False
+    with pytest.raises(PoolCorrupt, match=r"of the decode region do not add up: \d+ free \+ 0 held \+ 0 kept != \d+, 1 marked as held"):
+        driver.run(PROMPTS, SAMPLING)
 
 
 def test_two_books_damaged_in_one_step_are_two_pauses(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -269,6 +269,25 @@ def test_an_idle_engine_that_lost_a_block_says_so(tiny: Path) -> None:
     assert "do not add up" in str(failed.get(timeout=30))
 
 
+def test_answers_are_promoted_a_few_blocks_a_step_while_somebody_is_served(tiny: Path) -> None:
+    """A copy of all of them would be a pause for who decodes; the rest follows when nothing runs."""
+    driver = Driver(tiny, kv_pool_bytes=2 * 1024**2, max_running=8)
+    promote, copied = driver.runner.promote, []
+
+    def counted(copies: list[tuple[int, int, int]]) -> bool:
+        copied.append((len(copies), len(driver.loop._living)))
+        return promote(copies)
+
+    driver.runner.promote = counted  # type: ignore[method-assign, assignment]
+    driver.submit("long", prompt(5), replace(GREEDY, max_new_tokens=100))
+    for index in range(3):
+        driver.submit(f"ends-{index}", prompt(20 + index), replace(GREEDY, max_new_tokens=90))
+    driver.loop.run_until_idle()
+    during = [count for count, living in copied if living]
+    assert sum(during) >= 12
+    assert max(during) <= 4
+
+
 def test_torch_is_left_with_the_threads_that_were_asked_for(tiny: Path) -> None:
     """In the engine's thread, whatever the main thread has."""
     torch.set_num_threads(2)

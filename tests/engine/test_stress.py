@@ -6,12 +6,15 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import transformers
 
+from appliance.cli.models import DEMO_MODEL
 from appliance.engine import stress
+from appliance.engine.messages import FinishReason
 from appliance.engine.stress import draw_round
 from tests.engine.test_tiny_models import SIZES, save_checkpoint
 
@@ -42,16 +45,16 @@ def test_a_sound_engine_passes_under_pressure(tiny: Path, capsys: pytest.Capture
         assert report[what], what
 
 
-@pytest.mark.parametrize("fault", ["stray", "overrun"])
-def test_planted_damage_is_found(fault: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A refused access, or a write behind the region's end: the round is named, and the exit code says it."""
-    code, report, words = soak(tiny, capsys, "--fault", f"{fault}@40")
+@pytest.mark.parametrize(("fault", "words"), [("stray", "KV blocks were refused"), ("overrun", "was written"), ("leaked", "do not add up")])
+def test_planted_damage_is_found(fault: str, words: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A refused access, a write behind the region's end, a lost block: the round is named, and the exit code says it."""
+    code, report, said = soak(tiny, capsys, "--fault", f"{fault}@40")
     assert code == 1
     assert not report["passed"]
     (first, *_) = report["faults"]  # type: ignore[misc]
     assert first.startswith("round ")
-    assert ("KV blocks were refused" in first) or ("was written" in first)
-    assert f"FAILED after {report['rounds']} rounds: {first}" in words
+    assert words in first
+    assert f"FAILED after {report['rounds']} rounds: {first}" in said
 
 
 def test_an_answer_that_changes_is_found(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +73,51 @@ def test_an_answer_that_changes_is_found(tiny: Path, capsys: pytest.CaptureFixtu
     code, report, _ = soak(tiny, capsys)
     assert code == 1
     assert "gave" in str(report["faults"])
+
+
+def test_the_request_that_is_asked_in_every_round_is_held_to_its_first_answer(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what is asked by itself agrees with itself."""
+    alone = stress.Stress._alone
+    monkeypatch.setattr(stress.Stress, "_alone", lambda self, name, *asked: alone(self, name, *asked)[: -1 if name == "probe" else None])
+    code, report, _ = soak(tiny, capsys)
+    assert code == 1
+    assert "round 1: the same request gave" in str(report["faults"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [("kv_blocks_used", 3, "3 blocks, 0 running"), ("running", 1, "0 blocks, 1 running"), ("waiting", 2, "0 running and 2 waiting")],
+)
+def test_what_is_left_when_nothing_runs_is_found(
+    field: str, value: int, words: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block, or a sequence, of which the engine's own numbers say that it is still there."""
+    from appliance.engine.loop import EngineLoop
+
+    stats = EngineLoop.stats
+    monkeypatch.setattr(EngineLoop, "stats", lambda loop: replace(stats(loop), **{field: value}))
+    code, report, _ = soak(tiny, capsys)
+    assert code == 1
+    assert words in str(report["faults"])
+
+
+def test_a_request_that_fails_is_found(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever for: a prefill without memory, at last."""
+    from appliance.engine.runner import ModelRunner
+
+    prefill = ModelRunner.prefill
+
+    def failing(self, chunks):  # type: ignore[no-untyped-def]
+        if any(chunk.sequence.request.request_id == "1.0" for chunk in chunks):
+            raise MemoryError
+        return prefill(self, chunks)
+
+    monkeypatch.setattr(ModelRunner, "prefill", failing)
+    code, report, _ = soak(tiny, capsys)
+    assert code == 1
+    assert report["faults"] == [f"round 1: request 1.0 ended as {FinishReason.ERROR}"]
 
 
 @pytest.mark.parametrize(("count", "words"), [("_anonymous_bytes", "the process"), ("_card_bytes", "its memory on the card")])
@@ -101,12 +149,34 @@ def test_the_same_seed_draws_the_same_requests() -> None:
     assert {request.request.sampling.temperature == 0.0 for request in asked} == {True, False}
 
 
-def test_the_verb_starts_it_and_passes_its_verdict_on(tiny: Path) -> None:
+def test_the_verb_starts_it_and_passes_its_verdict_on(tiny: Path, tmp_path: Path) -> None:
     """As installed: words for people, data for programs, 1 where something was found."""
     command = [sys.executable, "-m", "appliance.cli", "stress", "--hours", "0.0001", "--set", f"model.path={tiny}"]
+    python = tmp_path / "python"  # one whose engine is damaged
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@" --fault leaked@40\n')
+    python.chmod(0o755)
+    found = subprocess.run(
+        [*command, "--set", f"engine.python={python}"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert found.returncode == 1, found.stderr
+    assert "FAILED after" in found.stdout
+    assert "do not add up" in found.stdout
     ended = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["passed"]
     wrong = subprocess.run([*command, "--set", "engine.backend=vllm"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert wrong.returncode == 1
     assert "stress is for the built-in engine" in wrong.stderr
+
+
+def test_the_verb_takes_the_demo_model_where_none_is_named(tiny: Path, tmp_path: Path) -> None:
+    """As after `make run`; and where there is none, it says how to bring it."""
+    command = [sys.executable, "-m", "appliance.cli", "--state-dir", str(tmp_path), "stress", "--hours", "0.0001", "--json"]
+    none = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert none.returncode == 1
+    assert "setup --demo" in none.stderr
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / DEMO_MODEL).symlink_to(tiny)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["passed"]

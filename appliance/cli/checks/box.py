@@ -11,6 +11,7 @@ from pathlib import Path
 from appliance.cli.checks.configured import check_files, check_programs
 from appliance.cli.checks.door import check_door
 from appliance.cli.checks.machine import Finding, Machine, barrier_of, fail, ok, unseen, warn
+from appliance.cli.models import DEMO_MODEL, MODELS
 from appliance.cli.place import SYSTEM_STATE_DIR, Place
 from appliance.config import Config
 from appliance.config.runtimes import RUNTIMES, current_runtime, engine_is_here
@@ -28,7 +29,7 @@ def check_box(machine: Machine, place: Place, state_dir: Path) -> Iterator[Findi
             yield fail("configuration", line, "edit it; appliancectl config check")
         return
     yield ok("configuration", str(place.config_file() or "built-in defaults"))
-    yield from check_model(config)
+    yield from check_model(config, state_dir)
     yield from check_engine(config, state_dir)
     yield from check_files(config)
     yield from check_programs(config)
@@ -36,8 +37,11 @@ def check_box(machine: Machine, place: Place, state_dir: Path) -> Iterator[Findi
     yield from _applianced(place)
 
 
-def check_model(config: Config) -> Iterator[Finding]:
+def check_model(config: Config, state_dir: Path) -> Iterator[Finding]:
     """Whether its files are there, by their names."""
+    if not config.model.path and _serves_demo(state_dir):
+        yield ok("model", f"{state_dir / MODELS / DEMO_MODEL}: the demo model, because model.path is not set")
+        return
     if not config.model.path:
         yield warn("model", "model.path is not set", "appliancectl setup --model DIR, or --demo")
         return
@@ -67,6 +71,12 @@ def check_model(config: Config) -> Iterator[Finding]:
         yield fail("model", f"{folder} {' and '.join(words or ['holds no weights'])}", cure)
     else:
         yield ok("model", str(folder))
+
+
+def _serves_demo(state_dir: Path) -> bool:
+    """As `appliancectl run` does where no model is named; the service does not."""
+    demo = state_dir / MODELS / DEMO_MODEL
+    return state_dir != SYSTEM_STATE_DIR and barrier_of(demo) is None and (demo / "config.json").is_file()
 
 
 def _shards(folder: Path) -> set[str]:

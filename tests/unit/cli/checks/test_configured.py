@@ -224,5 +224,5 @@ def test_a_gguf_file_is_a_model_for_llama_cpp(tmp_path: Path) -> None:
     """Its path is that of a file."""
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")
-    finding = _only(check_model(_config(engine__backend="llamacpp", model__path=str(file))))
+    finding = _only(check_model(_config(engine__backend="llamacpp", model__path=str(file)), tmp_path))
     assert (finding.level, finding.reason) == (Level.OK, str(file))

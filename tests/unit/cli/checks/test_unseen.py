@@ -74,7 +74,7 @@ def test_the_first_closed_folder_on_the_way_is_named(closed: Path) -> None:
 
 def _checked(file: Path) -> tuple[Finding, ...]:
     config = load_config(file).config
-    return (*check_model(config), *configured.check_files(config), *configured.check_programs(config))
+    return (*check_model(config, Path("nothing")), *configured.check_files(config), *configured.check_programs(config))
 
 
 @pytest.mark.parametrize(
