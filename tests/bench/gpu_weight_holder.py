@@ -1,4 +1,5 @@
-"""Held weights on a real card: `python tests/bench/gpu_weight_holder.py [--device cuda:0] [--gib 8]`. Exit code 1 is a defect.
+"""Held weights on a real card: `python tests/bench/gpu_weight_holder.py [--device cuda:0] [--gib 8]`. Exit code 1 is a defect,
+77 that nothing was measured.
 
 A holder with a block of that size, and engines (processes) that map it over CUDA IPC: what mapping and checksums take, whether a
 process that is killed with SIGKILL leaves the block as it was to the next one, and whether one flipped bit is found. Beside it what a
@@ -24,6 +25,7 @@ import torch
 
 from appliance.engine.weight_holder_block import PAGE_BYTES, Entry, Manifest, checksum, damaged
 from appliance.engine.weight_holder_memory import CudaMemory, SharedMemory, map_block
+from tests.bench._card import leave_without_a_card
 
 ENTRIES = 256
 GIB = 1024**3
@@ -128,6 +130,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.engine is not None:
         engine(options.engine, options.device)
+    if options.device != "cpu":
+        leave_without_a_card(triton=False)
     unit = PAGE_BYTES * ENTRIES
     size_bytes = int(options.gib * GIB) // unit * unit
     memory, manifest = hold(size_bytes, options.device)
@@ -139,6 +143,8 @@ def main() -> int:
         print(line)
     wrong = [f"engine {number}: {one.damaged} are damaged" for number, one in enumerate(found) if one.damaged]
     memory.block[size_bytes // 2 + 77] ^= 16
+    if options.device != "cpu":
+        torch.cuda.synchronize()  # another process looks at it
     seen = ask_engine(memory, manifest, options.device).damaged
     if seen != (str(ENTRIES // 2),):
         wrong.append(f"one bit of entry {ENTRIES // 2} was flipped, and {seen or 'none'} was found damaged")
