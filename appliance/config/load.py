@@ -115,7 +115,7 @@ def _check_named(name: str, value: Any, origin: str, errors: list[str]) -> Any |
     table, _, key_name = name.partition(".")
     keys = keys_of(tables()[table]) if table in tables() else {}
     if key_name not in keys:
-        errors.append(f"{origin}: unknown key {name}{_nearest(name, _all_names())}")
+        errors.append(f"{origin}: unknown key {name}{_nearest_key(name)}")
         return None
     try:
         return convert(value, keys[key_name], facts_of(keys[key_name]))
@@ -186,6 +186,12 @@ def _type_words(kind: type, facts: KeyFacts) -> str:
 def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _nearest_key(name: str) -> str:
+    """The same key of another table, or one that is spelt alike."""
+    elsewhere = [known for known in _all_names() if known.partition(".")[2] == name.partition(".")[2]]
+    return f"; did you mean {elsewhere[0]}?" if len(elsewhere) == 1 else _nearest(name, _all_names())
 
 
 def _all_names() -> Sequence[str]:

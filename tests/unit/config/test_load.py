@@ -69,6 +69,7 @@ def test_lists_become_tuples(tmp_path: Path) -> None:
     [
         ("[gatway]\nport = 1", "unknown table [gatway]; did you mean gateway?"),
         ("[zzz]\n", "unknown table [zzz]"),
+        ("[supervisor]\nwarm_spare = true", "unknown key supervisor.warm_spare; did you mean engine.warm_spare?"),
         ("[gateway]\nprot = 1", "unknown key gateway.prot; did you mean gateway.port?"),
         ("gateway = 3", "gateway is a table: write [gateway]"),
         ("[gateway]\nport = '80'", "gateway.port = '80': expected a whole number, found a string"),
