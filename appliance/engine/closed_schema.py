@@ -30,7 +30,8 @@ def closed(schema: Schema) -> Schema:
 def _closed(schema: Schema) -> Schema:
     parts = {name: _part(name, value, is_object="properties" in schema) for name, value in schema.items()}
     named, required = parts.get("properties"), schema.get("required", [])
-    if isinstance(named, dict) and isinstance(required, list) and not _SAYS_MORE & parts.keys() and all(one in named for one in required):
+    known = isinstance(named, dict) and isinstance(required, list) and all(isinstance(one, str) and one in named for one in required)
+    if known and not _SAYS_MORE & parts.keys():
         parts["additionalProperties"] = False
     return parts
 

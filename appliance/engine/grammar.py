@@ -63,8 +63,11 @@ class Grammars:
         self._tokens = LLTokenizer(str(tokenizer_path), vocabulary, sorted(end_token_ids) or None)
 
     def json(self, schema: Mapping[str, object]) -> str:
-        """The grammar of JSON of this schema."""
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), overrides=_WHITE_SPACE))
+        """The grammar of JSON of this schema. Raises GrammarRefused."""
+        try:
+            return str(LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), overrides=_WHITE_SPACE))
+        except ValueError as error:  # its own parser is the narrower one: nested 128 deep it takes no more
+            raise GrammarRefused(_one_line(str(error))) from error
 
     def regex(self, pattern: str) -> str:
         """The grammar of texts that the pattern matches as a whole."""
@@ -134,4 +137,5 @@ def _part(grammar: str) -> dict[str, str]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
+    """Without the matcher's own state, which holds what the model said and helps nobody."""
+    return " ".join(text.partition("<state>")[0].split())[:300]

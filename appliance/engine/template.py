@@ -22,6 +22,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from appliance.core.errors import ModelError
 from appliance.engine.dialect import dialect_of, fitting_ids
 
+_OPEN_MARK = "\N{INVISIBLE SEPARATOR}the answer goes on here\N{INVISIBLE SEPARATOR} "
+"""Ends in white space, so that it tells whether a template strips messages."""
+
 
 class TemplateRefused(Exception):
     """The template raised: the conversation is not one that the model takes, in the template's own words."""
@@ -82,21 +85,31 @@ class ChatTemplate:
             # A template may add a string to a missing value, or divide by a length of nothing.
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
 
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        extra: Mapping[str, object],
+        at_s: float | None = None,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> str:
+        """As `render`, but it ends where the last message's content does, so that this can be gone on with.
 
-def open_ended(rendered: str, content: str) -> str:
-    """A rendered conversation without what the template writes behind its last message, so that this can be gone on with.
+        Where that is, a mark behind the content tells: the content itself may stand again in what the template writes behind it, as
+        "end" does in <|im_end|>.
 
-    Raises:
-        TemplateRefused: the template does not write the message as it is.
-    """
-    said = content.strip()
-    at = rendered.rfind(said) if said else -1
-    if at < 0:
-        raise TemplateRefused("it does not write the last message as it was given, so that cannot be gone on with")
-    # A template that strips messages has lost what stood behind the text; one that does not wrote it here.
-    tail = content[len(content.rstrip()) :]
-    end = at + len(said)
-    return rendered[: end + len(tail)] if rendered.startswith(tail, end) else rendered[:end]
+        Raises:
+            TemplateRefused: as `render`; or the template does not write that content as it is.
+        """
+        content = str(messages[-1]["content"])
+        rendered = self.render(
+            [*messages[:-1], {**messages[-1], "content": content + _OPEN_MARK}], extra, at_s, tools, generation_prompt=False
+        )
+        at = rendered.rfind(_OPEN_MARK.strip())
+        before = rendered[: max(0, at)]
+        if not content.strip() or not before.rstrip().endswith(content.strip()):
+            raise TemplateRefused("it does not write the last message as it was given, so that cannot be gone on with")
+        # A template that strips messages, and so this mark, has no white space behind their text.
+        return before if rendered.startswith(_OPEN_MARK, at) else before.rstrip()
 
 
 def load_chat_template(model_path: Path, tokenizer_config: Mapping[str, object]) -> ChatTemplate | None:

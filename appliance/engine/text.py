@@ -31,6 +31,14 @@ class TooManyTokens(Exception):
         self.at_least = at_least
 
 
+class UnknownToken(Exception):
+    """The text holds one that the tokenizer has and the weights have not, such as Gemma 3's for an image in its models without eyes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
     """What generation_config.json recommends for this model; OpenAI's defaults where it is silent."""
@@ -66,8 +74,7 @@ class ModelText:
         config = _read_json(model_path / "config.json")
         self._template = load_chat_template(model_path, tokenizer_config)
         self._token_bytes = TokenBytes(self._tokenizer)
-        vocab_size = config.get("vocab_size")
-        self.vocabulary = vocab_size if isinstance(vocab_size, int) else self._tokenizer.get_vocab_size()
+        self.vocabulary = _vocab_size(config) or self._tokenizer.get_vocab_size()
         self.end_token_ids = self._end_token_ids(generation, config, tokenizer_config)
         self.defaults = _sampling_defaults(generation)
 
@@ -84,10 +91,15 @@ class ModelText:
 
         Raises:
             TooManyTokens: the text is longer, by a lot.
+            UnknownToken: there is a token in it that the model does not have.
         """
         if len(text) > max(_SLICE_CHARS, 4 * most_tokens):
             self._refuse_by_slices(text, most_tokens)
-        return tuple(self._encode(text, add_special_tokens))
+        ids = self._encode(text, add_special_tokens)
+        highest = max(ids, default=0)
+        if highest >= self.vocabulary:
+            raise UnknownToken(self._tokenizer.id_to_token(highest) or str(highest))
+        return tuple(ids)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # The batch call lets other threads run; `encode` holds the interpreter's lock, and with it the decode loop, for
@@ -147,6 +159,13 @@ class ModelText:
         text = token.get("content") if isinstance(token, dict) else token
         own = self._tokenizer.token_to_id(text) if isinstance(text, str) else None
         return frozenset(ids if own is None else ids | {own})
+
+
+def _vocab_size(config: Mapping[str, object]) -> int | None:
+    """Of the weights; a model that sees as well has its language model's in text_config."""
+    part = config.get("text_config")
+    sizes = [part.get("vocab_size") if isinstance(part, dict) else None, config.get("vocab_size")]
+    return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

@@ -7,12 +7,11 @@ text is read again.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
 
+from appliance.engine.api.fields import strict_json
 from appliance.engine.dialect import PYTHON_TAG, TOOL_CALL, TOOL_CALL_END, TOOL_CALLS, Dialect
 
 _MOST_HEADER_CHARS = 256
@@ -278,21 +277,12 @@ def _may_be_call(text: str) -> bool:
 def parsed(text: str) -> object:
     """What a model wrote as JSON, fit to go out as JSON in UTF-8. None where it is none: neither is NaN, nor a number beyond all floats."""
     try:
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        value = strict_json(text)
         spelled = json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
     # Half of an emoji, say, written as an escape: no text, as broken UTF-8 is none.
     return json.loads(_LONE_SURROGATE.sub("\ufffd", spelled)) if _LONE_SURROGATE.search(spelled) else value
-
-
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else cast(float, _no_number(text))
 
 
 def _called(value: object, argument_names: tuple[str, ...], names: frozenset[str] | None = None) -> ToolCall | None:

@@ -11,7 +11,7 @@ from appliance.engine.api.constraints import read_form
 from appliance.engine.api.continuation import Ticket, new_ticket
 from appliance.engine.api.errors import bad_request
 from appliance.engine.api.exchange import Job, Json, OpenAiEvents, others_of
-from appliance.engine.api.fields import Fields, check_text
+from appliance.engine.api.fields import Fields, check_json, check_text
 from appliance.engine.api.generation import Ending, Piece
 from appliance.engine.api.likelihood import ChatLogprobs, read_chat_logprobs
 from appliance.engine.api.parameters import MOST_ANSWERS, check_model, encode_prompt, fit, read_priority, read_sampling
@@ -19,7 +19,7 @@ from appliance.engine.api.service import LoadedModel
 from appliance.engine.api.tools import call_json, constrain_answer, read_calls, read_tools
 from appliance.engine.api.usage import StreamUsage, Tells, read_tells, usage
 from appliance.engine.messages import FinishReason, GenerateRequest
-from appliance.engine.template import TemplateRefused, open_ended
+from appliance.engine.template import TemplateRefused
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -152,6 +152,7 @@ def read_template_variables(fields: Fields) -> Mapping[str, object]:
         return {}
     if not isinstance(value, dict):
         raise bad_request("chat_template_kwargs must be an object", "chat_template_kwargs", "invalid_type")
+    check_json(value, "chat_template_kwargs")
     return value
 
 
@@ -178,9 +179,10 @@ def encode_chat(
     if not template.calls_tools:
         _refuse_tools(messages)
     try:
-        rendered = template.render(messages, extra, at_s, tools, generation_prompt=end is End.NEW_ANSWER)
         if end is End.OPEN:
-            rendered = open_ended(rendered, str(messages[-1]["content"]))
+            rendered = template.render_open(messages, extra, at_s, tools)
+        else:
+            rendered = template.render(messages, extra, at_s, tools, generation_prompt=end is End.NEW_ANSWER)
     except TemplateRefused as refusal:
         raise bad_request(f"the model's chat template refuses this conversation: {refusal}", "messages", "template_refused") from None
     # The template writes BOS itself where the model wants one.

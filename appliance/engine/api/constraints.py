@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from appliance.engine.api.errors import bad_request
-from appliance.engine.api.fields import Fields, check_text
+from appliance.engine.api.fields import Fields, check_json, check_text, strict_json
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.messages import Constraint
 
@@ -82,12 +81,11 @@ def constrained(model: LoadedModel, spelled: Spelled, where: str) -> Constrain:
         raise bad_request(message, where, "unsupported_parameter") from None
     try:
         text = spelled(grammars)
+        if len(text) > MOST_GRAMMAR_CHARS:
+            raise bad_request(f"{where} has {len(text)} characters; at most {MOST_GRAMMAR_CHARS} are taken", where, "invalid_value")
+        first: list[Constraint] = [grammars.constraint(text)]
     except RecursionError:
         raise bad_request(f"{where} cannot be followed: a schema is nested too deeply", where, "invalid_grammar") from None
-    if len(text) > MOST_GRAMMAR_CHARS:
-        raise bad_request(f"{where} has {len(text)} characters; at most {MOST_GRAMMAR_CHARS} are taken", where, "invalid_value")
-    try:
-        first: list[Constraint] = [grammars.constraint(text)]
     except GrammarRefused as refusal:
         raise bad_request(f"{where} cannot be followed: {refusal}", where, "invalid_grammar") from None
     return lambda: first.pop() if first else grammars.constraint(text)
@@ -162,9 +160,10 @@ def _parsed(value: object, where: str) -> Mapping[str, object]:
     """A JSON schema: an object, or the text of one, as SGLang's clients send it."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = strict_json(value)
         except (ValueError, RecursionError) as error:
             raise bad_request(f"{where} is no JSON: {error}", where, "invalid_value") from None
     if not isinstance(value, dict):
         raise bad_request(f"{where} must be a JSON schema, an object", where, "invalid_type")
+    check_json(value, where)
     return value

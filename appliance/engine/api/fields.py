@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import reprlib
 import sys
 
@@ -26,12 +27,14 @@ def parse_object(body: bytes) -> dict[str, object]:
         ApiError: 400: not UTF-8, not JSON, JSON that other parsers refuse (NaN), nested too deeply, or no object.
     """
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        value = strict_json(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise bad_request(f"the body is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}", code="invalid_utf8") from None
     except RecursionError:
         raise bad_request("the body's JSON is nested too deeply", code="invalid_json") from None
     except json.JSONDecodeError as error:
+        raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
+    except NoNumber as error:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from None
     except ValueError:  # Python's own limit, which costs time with the square of the length
         most = sys.get_int_max_str_digits()
@@ -41,8 +44,42 @@ def parse_object(body: bytes) -> dict[str, object]:
     return value
 
 
+class NoNumber(ValueError):
+    """What Python takes for a number, and nothing else does."""
+
+
+def strict_json(text: str) -> object:
+    """JSON as every parser takes it: NaN is none, nor is a number beyond all floats.
+
+    Raises:
+        ValueError: it is no JSON; NoNumber for such a number.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+
+
 def _no_constant(name: str) -> object:
-    raise bad_request(f"the body is not JSON: {name} is no JSON number", code="invalid_json")
+    raise NoNumber(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise NoNumber(f"{text[:40]} is a number beyond all floats; send a smaller one")
+    return number
+
+
+def check_json(value: object, path: str) -> None:
+    """What goes on as JSON, into a prompt or a grammar, must be fit for it.
+
+    Raises:
+        ApiError: 400: it is nested too deeply, or holds a lone surrogate.
+    """
+    try:
+        spelled = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise bad_request(f"{path} is nested too deeply; send a flatter one", path, "invalid_value") from None
+    check_text(spelled, path)
 
 
 def check_text(value: str, path: str) -> str:

@@ -10,7 +10,7 @@ from appliance.engine.api.errors import ApiError, bad_request
 from appliance.engine.api.fields import Fields, check_text
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.messages import SamplingParams
-from appliance.engine.text import ModelText, TooManyTokens
+from appliance.engine.text import ModelText, TooManyTokens, UnknownToken
 
 MOST_STOPS = 4
 MOST_STOP_CHARS = 1000
@@ -26,6 +26,7 @@ _NEUTRAL: tuple[tuple[str, object], ...] = (
 )  # fmt: skip
 """Of vLLM and SGLang, whose clients write out the defaults."""
 _INT64 = 2**63
+_MOST_ID_DIGITS = 20
 _MOST_PRIORITY = 2**31 - 1
 _ANY_COUNT = 10**18
 """Larger than any context; fit() says what the limit really is."""
@@ -134,7 +135,8 @@ def _read_logit_bias(fields: Fields, vocabulary: int) -> tuple[tuple[int, float]
         raise bad_request(f"logit_bias has {len(value)} tokens; at most {MOST_BIASES} are taken", "logit_bias", "invalid_value")
     biases: list[tuple[int, float]] = []
     for name, bias in value.items():
-        if not (name.isascii() and name.isdigit()) or int(name[:20]) >= vocabulary:
+        # Without a length first, a name of thousands of digits is an error of int() itself; with zeros in front, one of many is a small id.
+        if not (name.isascii() and name.isdigit() and len(name) <= _MOST_ID_DIGITS and int(name) < vocabulary):
             raise bad_request(f"logit_bias[{name[:40]!r}]: no token id of this model, 0 to {vocabulary - 1}", "logit_bias", "invalid_value")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise bad_request(f"logit_bias[{name}]={bias!r:.40} is no number from -100 to 100", "logit_bias", "invalid_value")
@@ -171,12 +173,15 @@ def encode_prompt(text: str, model: LoadedModel, param: str, *, add_special_toke
     """Token ids of a prompt; their number may still exceed the context, `fit` tells.
 
     Raises:
-        ApiError: 422: far too long; 400: no tokens at all.
+        ApiError: 422: far too long; 400: no tokens at all, or one that the model does not have.
     """
     try:
         ids = model.text.encode(text, add_special_tokens=add_special_tokens, most_tokens=model.limits.context_length_tokens)
     except TooManyTokens as error:
         raise _too_long(f"at least {error.at_least}", model.limits, param) from None
+    except UnknownToken as error:
+        message = f"{param} holds {error.name!r:.80}, a token that this model has no weights for; leave it out"
+        raise bad_request(message, param, "invalid_value") from None
     if not ids:
         raise bad_request(f"{param} is empty: there is nothing to go on from; send at least one token", param, "invalid_value")
     return ids

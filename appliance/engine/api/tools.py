@@ -7,7 +7,6 @@ form, or tells of no tools, is refused by name: a call that nobody recognises wo
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from appliance.engine.api.calls import CallReader, ToolCall, parsed, reader_of
 from appliance.engine.api.constraints import Constrain, Form, anything, constrained
 from appliance.engine.api.errors import bad_request
-from appliance.engine.api.fields import Fields, check_text
+from appliance.engine.api.fields import Fields, check_json, check_text, strict_json
 from appliance.engine.api.service import LoadedModel
 from appliance.engine.dialect import Dialect
 
@@ -142,6 +141,7 @@ def told_tool(name: str | None, description: str | None, parameters: object, nam
         raise bad_request(f"{name_path}={name!r:.80} is no name of 1 to 128 letters, digits, _, . and -", name_path, "invalid_value")
     if parameters is not None and not isinstance(parameters, dict):
         raise bad_request(f"{schema_path} must be a JSON schema, an object", schema_path, "invalid_type")
+    check_json(parameters, schema_path)
     told = {"name": name, "description": description or "", "parameters": parameters or {"type": "object", "properties": {}}}
     return {"type": "function", "function": told}
 
@@ -232,9 +232,10 @@ def read_calls(fields: Fields) -> list[Json]:
             raise bad_request(f"{where} must have a function with a name and arguments", where, "invalid_value")
         arguments = function.get("arguments")
         try:
-            value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments  # none came, where max_tokens cut it
+            value = strict_json(arguments or "{}") if isinstance(arguments, str) else arguments  # none came, where max_tokens cut it
         except (ValueError, RecursionError):
             raise bad_request(f"{where}.function.arguments is no JSON", f"{where}.function.arguments", "invalid_value") from None
+        check_json(value, f"{where}.function.arguments")
         name = check_text(function["name"], f"{where}.function.name")
         call = {"type": "function", "function": {"name": name, "arguments": {} if value is None else value}}
         calls.append(call | ({"id": check_text(given["id"], f"{where}.id")} if isinstance(given.get("id"), str) else {}))

@@ -158,3 +158,22 @@ def test_megabytes_of_prompt_are_refused_after_a_slice(tmp_path: Path) -> None:
     assert 100 < refused.value.at_least < 100_000
     ids = text.encode("dog " * 50_000, add_special_tokens=True, most_tokens=150_000)
     assert text.decode(ids) == "dog " * 50_000
+
+
+@pytest.mark.parametrize("content", ["end", "im", "|", "<", "Hi", "Hi ", "a\n\n", "user", "The end"])
+@pytest.mark.parametrize("strips", [False, True])
+def test_an_answer_goes_on_behind_its_beginning(content: str, strips: bool) -> None:
+    """Also where that stands again in what the template writes behind it, as "end" does in <|im_end|>."""
+    said = "message.content | trim" if strips else "message.content"
+    source = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + " + f"({said})" + " + '<|im_end|>\\n' }}{% endfor %}"
+    rendered = ChatTemplate(source, {}).render_open([*HELLO, {"role": "assistant", "content": content}], {})
+    kept = content.strip() if strips else content
+    assert rendered == f"<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n{kept}"
+
+
+@pytest.mark.parametrize("content", ["", " \n", "thought</think>said"])
+def test_a_beginning_that_is_not_written_as_it_is_cannot_be_gone_on_with(content: str) -> None:
+    """Blank, or one of which the template leaves a part out, as Qwen 3's do."""
+    template = ChatTemplate("{% for message in messages %}{{ message.content.split('</think>')[-1] }}{% endfor %}", {})
+    with pytest.raises(TemplateRefused, match="does not write the last message as it was given"):
+        template.render_open([{"role": "assistant", "content": content}], {})

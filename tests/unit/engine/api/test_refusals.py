@@ -31,6 +31,18 @@ def message(**more: Any) -> tuple[str, Any]:
     return CHAT, {"messages": [{"role": "user", "content": "x", **more}]}
 
 
+SCHEMA = "response_format.json_schema.schema"
+
+
+def schema(value: Any) -> tuple[str, Any]:
+    return chat(response_format={"type": "json_schema", "json_schema": {"schema": value}})
+
+
+def nested(depth: int) -> Any:
+    """Objects in objects."""
+    return {"a": nested(depth - 1)} if depth else 1
+
+
 BAD: list[tuple[tuple[str, Any], int, str | None, str]] = [
     # request, status, param, words of the message
     ((TEXT, b"\xff{}"), 400, None, "not UTF-8: byte 0xff at position 0"),
@@ -38,6 +50,13 @@ BAD: list[tuple[tuple[str, Any], int, str | None, str]] = [
     ((TEXT, b'{"prompt": '), 400, None, "not JSON"),
     ((TEXT, b"[1]"), 400, None, "must be a JSON object, not a list"),
     ((TEXT, b'{"temperature": NaN}'), 400, None, "NaN"),
+    ((TEXT, b'{"temperature": 1e999}'), 400, None, "1e999 is a number beyond all floats; send a smaller one"),
+    (schema({"maximum": 5, "const": "\ud800"}), 400, SCHEMA, "holds \\ud800 without its other half"),
+    (schema({"type": "object", "properties": {"\udc00": {}}}), 400, SCHEMA, "\\udc00"),
+    (schema({"type": "object", "properties": {"a": {}}, "required": [["a"]]}), 400, "response_format", "for 'required' item"),
+    (schema(nested(400)), 400, "response_format", "recursion limit exceeded"),
+    (chat(json_schema='{"maximum": NaN}'), 400, "json_schema", "NaN is no JSON number"),
+    (chat(chat_template_kwargs={"a": "\ud800"}), 400, "chat_template_kwargs", "\\ud800"),
     ((CHAT, {"messages": HELLO, "parallel_tool_calls": "no"}), 400, "parallel_tool_calls", "true or false"),
     ((CHAT, {"messages": HELLO, "priority": "high"}), 400, "priority", "an integer"),
     ((IDS, {"text": "x", "priority": 2**31}), 400, "priority", "at most 2147483647"),
@@ -117,6 +136,8 @@ BAD: list[tuple[tuple[str, Any], int, str | None, str]] = [
     (chat(logit_bias=[]), 400, "logit_bias", "must be an object"),
     (chat(logit_bias={"x": 1}), 400, "logit_bias", "'x'"),
     (chat(logit_bias={"99999999999999999999999999": 1}), 400, "logit_bias", "no token id of this model, 0 to"),
+    (chat(logit_bias={"0" * 20 + "999999": 1}), 400, "logit_bias", "no token id of this model, 0 to"),
+    (chat(logit_bias={"9" * 5000: 1}), 400, "logit_bias", "no token id of this model, 0 to"),
     (chat(logit_bias={"5": 101}), 400, "logit_bias", "logit_bias[5]=101 is no number from -100 to 100"),
     (chat(logit_bias={"5": True}), 400, "logit_bias", "no number from"),
     (chat(logit_bias={str(i): 1 for i in range(1025)}), 400, "logit_bias", ""),
@@ -318,3 +339,21 @@ async def test_raw_garbage_on_the_socket(folder: Path, path: str) -> None:
             await reader.read()
             writer.close()
         assert (await one.get("/health")).status == 200
+
+
+@pytest.mark.parametrize("in_part", [False, True], ids=["plain", "seeing"])
+async def test_a_token_without_weights_is_refused(in_part: bool, tmp_path: Path) -> None:
+    """Gemma 3's tokenizer has one for images that its models without eyes have no row for: it would be read from behind the weights."""
+    folder = byte_level_folder(tmp_path)
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    last = max(token["id"] for token in tokens["added_tokens"])
+    name = next(token["content"] for token in tokens["added_tokens"] if token["id"] == last)
+    size = {"vocab_size": last}
+    (folder / "config.json").write_text(json.dumps({"text_config": size} if in_part else size))
+    async with served(ScriptedEngine(), folder) as one:
+        for path, body in (text(prompt=f"a {name} b"), chat(messages=[{"role": "user", "content": name}]), (IDS, {"text": name})):
+            answer = await one.post(path, body)
+            assert (answer.status, "has no weights for; leave it out" in check_envelope(answer)["message"]) == (400, True)
+            assert repr(name) in answer.error["message"]
+        assert one.engine.submitted == []
+        assert (await one.post(*text(prompt="a b", max_tokens=1))).status == 200
