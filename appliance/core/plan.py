@@ -35,7 +35,8 @@ class ModelFacts:
         full_attention_layers, sliding_window_layers, linear_attention_layers: they add up to the layer count.
         sliding_window_tokens: 0 where no layer slides.
         kv_heads, head_dim: of the attention layers.
-        max_context_tokens: the model's own limit.
+        max_context_tokens: the model's own limit (core/context.py).
+        named_context_tokens: what config.json names beside a scaling that goes further; 0: the same.
         vocab_size: rows of the output projection.
         hidden_size: width of the residual stream.
         linear_state_bytes_per_slot: recurrent and convolution state of one sequence, all linear layers.
@@ -66,6 +67,7 @@ class ModelFacts:
     max_context_tokens: int
     vocab_size: int
     hidden_size: int
+    named_context_tokens: int = 0
     sliding_window_layers: int = 0
     sliding_window_tokens: int = 0
     linear_attention_layers: int = 0

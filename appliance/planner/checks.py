@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from appliance.planner.chain import gib
 from appliance.planner.elements import bits_of, dtype_bytes
-from appliance.planner.inputs import PlanInputError, PlanInputs
+from appliance.planner.inputs import PlanInputError, PlanInputs, as_served
 
 CHUNK_MIN_TOKENS = 16
 MEMORY_MAX_BYTES = 1 << 50
@@ -102,7 +102,7 @@ def _version(inputs: PlanInputs) -> None:
 
 
 def _context(inputs: PlanInputs) -> None:
-    limit = inputs.model.max_context_tokens
+    limit = as_served(inputs).model.max_context_tokens
     for what, value in (("context", inputs.context_length_tokens), ("smallest context", inputs.min_context_tokens)):
         if value is not None and value > limit:
             raise PlanInputError(

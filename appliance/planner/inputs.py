@@ -187,3 +187,12 @@ class PlanRefused(BudgetError):
 def counted(sequences: int) -> str:
     """ "1 sequence", "3 sequences"."""
     return f"{sequences} sequence" + ("" if sequences == 1 else "s")
+
+
+def as_served(inputs: PlanInputs) -> PlanInputs:
+    """SGLang refuses a longer context than config.json names, whatever scaling stands beside it, unless an environment variable allows it
+    (sglang/srt/utils/hf_transformers_utils.py, get_context_length)."""
+    named = inputs.model.named_context_tokens
+    if inputs.engine != "sglang" or named in (0, inputs.model.max_context_tokens):
+        return inputs
+    return replace(inputs, model=replace(inputs.model, max_context_tokens=named))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from appliance.core.context import context_tokens
 from appliance.core.errors import ModelError
 from appliance.core.plan import LinearStateFacts, ModelFacts
 from appliance.planner.elements import dtype_bytes
@@ -71,12 +72,13 @@ def _facts(config: Config, name: str, weights: WeightBytes | None, *, chat_templ
         full_attention_layers=sum(kind in (FULL, BOTH) for kind in holding),
         kv_heads=full_kv_heads(text),
         head_dim=full_head_dim(text),
-        max_context_tokens=_max_context(config, text),
+        max_context_tokens=context_tokens(_named_context(config, text), text),
         vocab_size=int(text["vocab_size"]),
         hidden_size=int(text["hidden_size"]),
         sliding_window_layers=sum(kind == SLIDING for kind in holding),
         chat_template=chat_template,
         dtype=model_dtype(config, text),
+        named_context_tokens=_named_context(config, text),
         draft_layers=draft_layers,
         draft_weight_bytes=size.draft,
         vision_weight_bytes=size.vision,
@@ -200,7 +202,7 @@ def _without_shared(kinds: Sequence[str], text: Config) -> Sequence[str]:
     return kinds[: len(kinds) - shared] if 0 < shared < len(kinds) else kinds
 
 
-def _max_context(config: Config, text: Config) -> int:
+def _named_context(config: Config, text: Config) -> int:
     for source in (text, config):
         for key in ("max_position_embeddings", "model_max_length", "seq_length", "n_positions", "max_sequence_length"):
             value = source.get(key)

@@ -30,7 +30,7 @@ from appliance.planner.chain import (
     state_slot_bytes,
     whole_plan,
 )
-from appliance.planner.inputs import PlanInputs
+from appliance.planner.inputs import PlanInputs, as_served
 
 NEWEST = (0, 5, 23)
 _BUDGETS_PADDING_AND_DRAFT = (0, 5, 10)
@@ -59,7 +59,7 @@ _SLIDING_POOLS = (
 
 def resolve(inputs: PlanInputs) -> PlanInputs:
     """Fill in what was not said, with a sentence for each assumption. None depends on the card: more memory never gives less context."""
-    assumed = list(inputs.assumptions)
+    inputs, assumed = as_served(inputs), list(inputs.assumptions)
     if inputs.prefill_chunk_tokens is None:
         assumed.append(f"a prefill chunk of {DEFAULT_CHUNK_TOKENS:,} tokens (--chunk)")
     running = inputs.max_running or _default_running(inputs)

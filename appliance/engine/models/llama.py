@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from appliance.engine.models.config import DecoderConfig, LayerSpec, RawConfig, RopeSpec
+from appliance.core.context import context_tokens
+from appliance.engine.models.config import DecoderConfig, LayerSpec, RawConfig
 
 
 def read_llama(architecture: str, raw: RawConfig) -> DecoderConfig:
@@ -32,7 +33,7 @@ def read_llama(architecture: str, raw: RawConfig) -> DecoderConfig:
         activation=raw.activation(),
         attention_scale=rope.magnitude**2 * head_dim**-0.5,
         tied_embedding=raw.flag("tie_word_embeddings", False),
-        max_context_tokens=_context_tokens(raw, rope),
+        max_context_tokens=context_tokens(raw.whole("max_position_embeddings"), raw.fields),
         qk_norm=architecture.startswith("Qwen3"),
     )
 
@@ -40,12 +41,6 @@ def read_llama(architecture: str, raw: RawConfig) -> DecoderConfig:
 def read_mistral3_text(_architecture: str, raw: RawConfig) -> DecoderConfig:
     """The language model of Mistral Small 3.1 and 3.2, which see as well; images are refused at the door. Raises as `read_llama`."""
     return read_llama("MistralForCausalLM", raw.text_part("mistral"))
-
-
-def _context_tokens(raw: RawConfig, rope: RopeSpec) -> int:
-    """Qwen's instructions have YaRN added to a file that goes on naming the length from before."""
-    named = raw.whole("max_position_embeddings")
-    return max(named, int(rope.factor * rope.original_context_tokens)) if rope.kind == "yarn" else named
 
 
 def _windows(architecture: str, raw: RawConfig) -> list[int]:
