@@ -76,7 +76,7 @@ class CallReader:
 
     def flush(self, cut: bool = False) -> tuple[str, list[ToolCall]]:
         """At the end: a call whose closing tag is missing is one if it is whole. `cut`, by max_tokens: what has begun is one as far as it
-        came, from where a tool's name was said; an answer that must be a call shows nothing of what came before that."""
+        came, from where a tool's name was said. What is behind a mark and may still become one is not shown: no client can use it."""
         self._cut = cut or bool(self._must)  # such an answer ends with its grammar, or was cut
         said, calls = self._read(final=True)
         if not self._must:
@@ -102,7 +102,9 @@ class CallReader:
             begun = self._begun() if taken is None and self._cut else []
             found, used = (begun, len(self._buffer)) if begun else taken or _NONE
             found = found if self._parallel else found[:1]
-            if not found:
+            if not found and taken is None and self._cut and self._may_begin():
+                used = len(self._buffer)
+            elif not found:
                 said.append(self._opened)
             calls += found
             self.calls += len(found)
@@ -145,6 +147,10 @@ class CallReader:
     def _begun(self) -> list[ToolCall]:
         """The calls in a buffer that ends in the middle of the last one."""
         return _begun(_BEGUN.match(self._buffer), self._names)
+
+    def _may_begin(self) -> bool:
+        """Behind a mark: this is the beginning of a call of a tool that there is."""
+        return _may_begin(self._buffer, self._names)
 
 
 class MistralCalls(CallReader):
@@ -189,6 +195,13 @@ class MistralCalls(CallReader):
             rest = rest[end:].lstrip(_BETWEEN_CALLS)
         return calls + _begun(_BEGUN.match(rest), self._names)
 
+    def _may_begin(self) -> bool:
+        text = self._buffer.strip()
+        if text[:1] in ("", "[", "{"):
+            return _may_begin(text.removeprefix("["), self._names)
+        name, header, _ = text.partition("[")
+        return name.strip() in self._names if header else any(known.startswith(name) for known in self._names)
+
 
 class LlamaCalls(CallReader):
     """An object with a name and parameters: behind <|python_tag|>, or bare where the answer begins, or behind another call."""
@@ -223,6 +236,10 @@ class LlamaCalls(CallReader):
             return None
         call = _called(parsed(text[start:end]), ("parameters", "arguments"), None if tagged else self._names)
         return _NONE if call is None else ([call], end)
+
+    def _may_begin(self) -> bool:
+        # A bare object may have become an answer in JSON.
+        return self._opened is not None and self._opened.endswith(PYTHON_TAG) and super()._may_begin()
 
 
 def reader_of(dialect: Dialect, parallel: bool, names: Iterable[str], must: Iterable[str] = ()) -> CallReader:
@@ -263,6 +280,17 @@ def _begun(found: re.Match[str] | None, names: frozenset[str]) -> list[ToolCall]
     arguments = found["arguments"] or ""
     end = _JsonEnd().find(arguments, 0) if arguments.startswith("{") else None
     return [ToolCall(found["name"], arguments[:end])]
+
+
+def _may_begin(text: str, names: frozenset[str]) -> bool:
+    """A call of one of these as JSON, or its beginning; the arguments may come before the name."""
+    said = "".join(text.split())
+    for first in ("arguments", "parameters"):
+        head = f'{{"{first}":'
+        if head.startswith(said) or said.startswith(head):
+            return True
+    keys = [f'{{{kind}"{key}":"' for kind in ("", '"type":"function",') for key in ("name", "function")]
+    return any(f'{key}{name}"'.startswith(said) for key in keys for name in names)
 
 
 def _may_be_call(text: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from appliance.engine.api.calls import ToolCall, reader_of
-from appliance.engine.dialect import Dialect
+from appliance.engine.dialect import TOOL_CALL, TOOL_CALLS, Dialect
 from tests.fakes.tool_templates import FAMILIES, family_folder
 from tests.unit.engine.api.test_dialects import HELLO, NAMES, PARIS, TOOLS, rendered_call, saying
 
@@ -60,17 +60,21 @@ async def test_a_demanded_call_that_was_cut_is_a_call(family: str, choice: Any, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_call_of_its_own_choice_that_was_cut_is_one_once_its_name_is_there(family: str, folders: dict[str, Path]) -> None:
-    """Before that it is text, as ever: it may have become anything."""
+    """Behind a mark there is no text before that either: no client can use half a name. Without one it may have become anything."""
     said = rendered_call(folders[family], PARIS).lstrip()
     async with saying(folders[family], said) as (one, client):
         count = len(one.text.encode(said, add_special_tokens=False, most_tokens=1000))
+        asked: Json = {"model": "tiny", "messages": HELLO, "tools": TOOLS}
         found = []
         for most in range(1, count - 1):
-            answer = (await client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS, max_tokens=most)).choices[0]
+            answer = (await client.chat.completions.create(**asked, max_tokens=most)).choices[0]
             assert answer.finish_reason == "length"
             found.append(bool(answer.message.tool_calls))
             if found[-1]:
                 check_cut(answer.message, named=True)
+            streamed = [chunk.choices[0] async for chunk in await client.chat.completions.create(**asked, max_tokens=most, stream=True)]
+            assert "".join(one.delta.content or "" for one in streamed) == (answer.message.content or "")
+            assert family.startswith("llama") or any(mark.startswith(answer.message.content or "") for mark in (TOOL_CALL, TOOL_CALLS))
         assert found == sorted(found)
         assert found[-1]
 
@@ -90,7 +94,19 @@ CUT = [
     (Dialect.MISTRAL_LIST, '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "now', "", [ToolCall("now", "{}")]),
     (Dialect.MISTRAL_LIST, '[TOOL_CALLS][{"name": "now", "arguments": {"a": 1', "", [ToolCall("now", '{"a": 1')]),
     (Dialect.MISTRAL_NAMED, "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now[ARGS]", "", [ToolCall("now", "{}"), ToolCall("now", "")]),
-    (Dialect.MISTRAL_NAMED, "[TOOL_CALLS]no", "[TOOL_CALLS]no", []),
+    (Dialect.MISTRAL_NAMED, "[TOOL_CALLS]no", "", []),
+    (Dialect.MISTRAL_NAMED, "[TOOL_CALLS]now[AR", "", []),
+    (Dialect.MISTRAL_NAMED, "[TOOL_CALLS]elsew", "[TOOL_CALLS]elsew", []),
+    (Dialect.MISTRAL_LIST, 'So: [TOOL_CALLS] [{"na', "So:", []),
+    (Dialect.HERMES, "So: <tool_call>", "So:", []),
+    (Dialect.HERMES, '<tool_call>\n{ "name" : "no', "", []),
+    (Dialect.HERMES, '<tool_call>{"type": "function", "function": "n', "", []),
+    (Dialect.HERMES, '<tool_call>{"arguments": {"a": "<b>"}, "na', "", []),
+    (Dialect.HERMES, '<tool_call>{"name": "els', '<tool_call>{"name": "els', []),
+    (Dialect.HERMES, "<tool_call> is a tag", "<tool_call> is a tag", []),
+    (Dialect.LLAMA, '<|python_tag|>{"name": "no', "", []),
+    (Dialect.LLAMA, "<|python_tag|>print(", "<|python_tag|>print(", []),
+    (Dialect.LLAMA, '{"name": "no', '{"name": "no', []),
     (Dialect.MISTRAL_NUMBERED, '[TOOL_CALLS]now[CALL_ID]a1b2c3d4e[ARGS]{"a', "", [ToolCall("now", '{"a')]),
 ]
 
@@ -113,15 +129,24 @@ def test_an_answer_that_was_not_cut_is_read_as_ever() -> None:
     assert (fed[0] + flushed[0], fed[1] + flushed[1]) == (text, [])
 
 
-async def test_anthropic_gets_a_cut_call_as_a_block(folders: dict[str, Path]) -> None:
-    """`max_tokens` for a reason, and no text of the model's marks."""
+@pytest.mark.parametrize("kind", ["any", "auto"])
+async def test_anthropic_gets_a_cut_call_as_a_block(kind: str, folders: dict[str, Path]) -> None:
+    """`max_tokens` for a reason, and no text of the model's marks, wherever it was cut; a stream says the same."""
     said = rendered_call(folders["qwen"], PARIS).lstrip()
     tools = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
     async with saying(folders["qwen"], said) as (one, _):
-        most = len(one.text.encode(said.partition("Paris")[0], add_special_tokens=False, most_tokens=1000))
-        body = {"messages": HELLO, "tools": tools, "tool_choice": {"type": "any"}, "max_tokens": most}
-        answer = (await one.post("/v1/messages", body)).json
-        assert [(block["type"], block["name"]) for block in answer["content"]] == [("tool_use", "get_weather")]
-        assert answer["stop_reason"] == "max_tokens"
-        events = (await one.post("/v1/messages", {**body, "stream": True})).events
-        assert [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"] == ["tool_use"]
+        named = len(one.text.encode(said.partition("Paris")[0], add_special_tokens=False, most_tokens=1000))
+        count = len(one.text.encode(said, add_special_tokens=False, most_tokens=1000))
+        for most in range(1, count):
+            body = {"messages": HELLO, "tools": tools, "tool_choice": {"type": kind}, "max_tokens": most}
+            answer = (await one.post("/v1/messages", body)).json
+            blocks = [(block["type"], block.get("name", block.get("text"))) for block in answer["content"]]
+            if most >= named:
+                assert blocks == [("tool_use", "get_weather")]
+            else:
+                assert blocks == [("tool_use", "get_weather")] or TOOL_CALL[: 0 if kind == "any" else -1].startswith(blocks[0][1])
+            assert answer["stop_reason"] == "max_tokens"
+            events = (await one.post("/v1/messages", {**body, "stream": True})).events
+            assert [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"] == [blocks[0][0]]
+            deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+            assert blocks[0][0] == "tool_use" or "".join(delta["text"] for delta in deltas) == blocks[0][1]
