@@ -61,17 +61,18 @@ def read_token(file: Path) -> str:
     return token
 
 
-def fetched(wanted: Named, folder_of: Callable[[str], Path], python: str) -> Path:
+def fetched(wanted: Named, folder_of: Callable[[str], Path], python: str, look_at_config: Callable[[Path], None]) -> Path:
     """The folder with all that engines read of the model, whole.
 
     Args:
         folder_of: a commit → where its files go. What an interrupted call left there is gone on with.
         python: an interpreter with huggingface_hub.
+        look_at_config: given the folder when config.json alone is there, before hours of weights.
 
     Raises:
         ApplianceError: it cannot be reached, is not there, is not ours to read, or does not fit on the disk.
     """
-    answer = _ask(python, {"repo": wanted.repo, "revision": wanted.revision, "folder": None}, wanted)
+    answer = _ask(python, {"repo": wanted.repo, "revision": wanted.revision, "folder": None, "only": []}, wanted)
     files: Mapping[str, int] = answer["files"]
     if not any(name.endswith(".safetensors") for name in files):
         hint = "of a repository of GGUF files download one, then: appliancectl model add gguf:FILE"
@@ -79,9 +80,12 @@ def fetched(wanted: Named, folder_of: Callable[[str], Path], python: str) -> Pat
     folder = folder_of(str(answer["commit"]))
     needed = sum(files.values())
     _check_space(folder, needed)
+    question = {"repo": wanted.repo, "revision": answer["commit"], "folder": str(folder), "only": ["config.json"]}
+    if "config.json" in files:
+        _ask(python, question, wanted)
+        look_at_config(folder)
     with click.progressbar(length=needed, label=f"{wanted.repo}, {format_bytes(needed)}", file=sys.stderr) as bar:
-        question = {"repo": wanted.repo, "revision": answer["commit"], "folder": str(folder)}
-        _ask(python, question, wanted, lambda: bar.update(max(0, min(needed, _size_of(folder)) - bar.pos)))
+        _ask(python, {**question, "only": []}, wanted, lambda: bar.update(max(0, min(needed, _size_of(folder)) - bar.pos)))
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     return folder
 

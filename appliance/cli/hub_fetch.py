@@ -1,7 +1,8 @@
 """`python hub_fetch.py`: one look at a hub, or one fetch from it, for `appliancectl model add hf:...`.
 
 Run by path with the interpreter of an engine's environment, which has huggingface_hub: nothing else of ours is imported. The question is
-a line of JSON on standard input: {"repo", "revision", "folder"}; without a folder it is what the model would take. The answer is the last
+a line of JSON on standard input: {"repo", "revision", "folder", "only"}; without a folder it is what the model would take, `only` names
+the files to fetch where not all are wanted. The answer is the last
 line of standard output: {"commit", "files": {name: bytes}}. The token comes as HF_TOKEN.
 """
 
@@ -76,7 +77,8 @@ def main() -> None:
     asked = json.loads(sys.stdin.readline())
     answer = look(asked["repo"], asked["revision"])
     if asked["folder"]:
-        fetch(asked["repo"], answer["commit"], answer["files"], asked["folder"])
+        files = {name: size for name, size in answer["files"].items() if not asked["only"] or name in asked["only"]}
+        fetch(asked["repo"], answer["commit"], files, asked["folder"])
     print(json.dumps(answer), flush=True)
 
 

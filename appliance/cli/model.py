@@ -66,7 +66,7 @@ def add(place: Place, source: str, name: str | None, copy: bool, convert: bool, 
     if source == "demo":
         return bring_demo(place, state_dir, models)
     if source.startswith("hf:"):
-        _say_added(place, _add_from_hub(place, state_dir, source, name), state_dir)
+        _say_ready(_add_from_hub(place, state_dir, source, name), state_dir)
         return ExitCode.OK
     named = _name(name or path.name.removesuffix(".gguf"))
     if convert:
@@ -102,10 +102,21 @@ def _name(wanted: str) -> str:
 
 def _say_added(place: Place, folder: Path, state_dir: Path) -> None:
     """And what a start, or the first question, would show."""
-    from appliance.cli.engine_trials import trouble_with_kind, trouble_with_template
+    _warn_of_kind(place, folder, state_dir)
+    _say_ready(folder, state_dir)
+
+
+def _warn_of_kind(place: Place, folder: Path, state_dir: Path) -> None:
+    """For another engine it is a model all the same."""
+    from appliance.cli.engine_trials import trouble_with_kind
 
     if place.load().config.engine.backend == "native" and (trouble := trouble_with_kind(folder, state_dir)):
         warn(f"the built-in engine, which is configured, does not serve it: {trouble}")
+
+
+def _say_ready(folder: Path, state_dir: Path) -> None:
+    from appliance.cli.engine_trials import trouble_with_template
+
     if trouble := trouble_with_template(folder, state_dir):
         warn(f"its chat template does not render a plain question, chats will be refused: {trouble}")
     say(f"{good('ok')} {folder}")
@@ -130,7 +141,7 @@ def _add_from_hub(place: Place, state_dir: Path, source: str, name: str | None) 
         return mine
 
     python = hub.python_with_client(state_dir, place.load().config.engine.python)
-    work = hub.fetched(wanted, folder_of, python)
+    work = hub.fetched(wanted, folder_of, python, lambda folder: _warn_of_kind(place, folder, state_dir))
     facts = checked_facts(work)
     work.rename(target)
     say(f"{good('ok')} {_words_of(facts)}")

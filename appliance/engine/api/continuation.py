@@ -27,6 +27,7 @@ from appliance.engine.messages import FinishReason
 
 HEADER = b"x-appliance-resume"
 MOST_KNOWN_BYTES = 64 * 1024**2
+_MOST_COUNT_DIGITS = 20
 _MOST_ENDED = 10_000
 """Events behind the text: three, and three more a call that was held back until then."""
 
@@ -73,6 +74,11 @@ class Continuation:
 BEGINNING = Continuation()
 
 
+def is_count(header: str) -> bool:
+    """A number as HTTP has it. Python takes a superscript two for a digit, and then for no number; nor for one are 5,000 digits."""
+    return header.isascii() and header.isdigit() and len(header) <= _MOST_COUNT_DIGITS
+
+
 def split_known(header: str, body: bytes) -> tuple[bytes | None, bytes]:
     """What the gateway knows, and the client's body; None where nobody asked for an answer that can be gone on with.
 
@@ -81,7 +87,7 @@ def split_known(header: str, body: bytes) -> tuple[bytes | None, bytes]:
     """
     if not header:
         return None, body
-    if not header.isdigit() or int(header) > len(body):
+    if not is_count(header) or int(header) > len(body):
         name = HEADER.decode()
         raise bad_request(f"{name}={header[:20]!r} is no number from 0 to {len(body)}, the length of the body", name, "invalid_value")
     return body[: int(header)], body[int(header) :]

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from appliance.engine.api.constraints import Constrain
-from appliance.engine.api.continuation import HEADER, MOST_KNOWN_BYTES, Ticket, split_known
+from appliance.engine.api.continuation import HEADER, MOST_KNOWN_BYTES, Ticket, is_count, split_known
 from appliance.engine.api.errors import ApiError
 from appliance.engine.api.fields import Fields, parse_object
 from appliance.engine.api.generation import Ending, Piece
@@ -185,7 +185,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         ClientGone: the connection closed before its end.
     """
     declared = _header(scope, b"content-length")
-    if declared.isdigit() and int(declared) > max_bytes:
+    if is_count(declared) and int(declared) > max_bytes:
         raise _too_large(int(declared), max_bytes)
     body = bytearray()
     while True:
@@ -258,7 +258,7 @@ def _header(scope: Scope, name: bytes) -> str:
 
 def _known_bytes(header: str) -> int:
     """Room for what the gateway knows, on top of what a client may send."""
-    return min(int(header[:9]), MOST_KNOWN_BYTES) if header.isdigit() else 0
+    return min(int(header[:9]), MOST_KNOWN_BYTES) if is_count(header) else 0
 
 
 def _gateway_id(scope: Scope) -> str:

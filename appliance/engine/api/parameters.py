@@ -69,7 +69,8 @@ def check_model(fields: Fields, model: LoadedModel) -> str:
     served = model.limits.model_id
     name = fields.text("model")
     if name not in (None, "", served):
-        raise ApiError(404, f"the model {name!r} does not exist here; this engine serves {served!r}", param="model", code="model_not_found")
+        message = f"the model {name!r:.80} does not exist here; this engine serves {served!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
     return served
 
 

@@ -81,3 +81,17 @@ def test_what_names_no_model_is_told(model: Model, source: str) -> None:
     """Before anything is asked of a hub."""
     said = model("add", source)
     assert (said.code, "write hf:ORG/NAME" in said.err) == (1, True)
+
+
+@pytest.mark.parametrize("change", [{"architectures": ["MambaForCausalLM"]}, {"quantization_config": {"quant_method": "awq"}}])
+def test_what_the_engine_does_not_serve_is_told_before_the_weights_come(one: Hub, model: Model, change: dict[str, object]) -> None:
+    """Whoever wants it for the built-in engine ends it there; what has arrived of it is kept as of any other. It is told once."""
+    one.files = {**one.files, "config.json": json.dumps(CONFIG | change).encode()}
+    one.cut_at, one.cuts, one.refusals = 32 * 1024**2, 1, 1
+    cut = model("add", "hf:org/tiny")
+    assert cut.code == 1
+    assert cut.err.count("does not serve it") == 1
+    assert 'engine.backend = "sglang" or "vllm"' in cut.err
+    assert cut.err.index("does not serve it") < cut.err.index("is kept for the next try")
+    whole = model("add", "hf:org/tiny")
+    assert (whole.code, whole.err.count("does not serve it")) == (0, 1)

@@ -234,6 +234,7 @@ async def test_notes_are_for_gateways_that_ask(folder: Path) -> None:
         ("x", b"", "no number"),
         ("-1", b"", "no number"),
         ("999999", b"", "no number"),
+        ("9" * 5000, b"", "no number"),
         ("2", b"{}", "holds no ticket"),
         ("8", b"not json", "not JSON"),
         (None, b'{"ticket": {"request_id": "a", "seed": 1}, "ids": [99999999]}', "no token id"),
@@ -256,8 +257,9 @@ def test_what_is_known_stands_in_front_of_the_body() -> None:
     assert split_known("", b"abc") == (None, b"abc")
     assert split_known("0", b"abc") == (b"", b"abc")
     assert split_known("2", b"abc") == (b"ab", b"c")
-    with pytest.raises(ApiError):
-        split_known("4", b"abc")
+    for header in ("4", "\N{SUPERSCRIPT TWO}", "1" * 5000):
+        with pytest.raises(ApiError):
+            split_known(header, b"abc")
 
 
 async def test_room_for_what_is_known_is_not_taken_from_the_client(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from appliance.engine.messages import Constraint
+from appliance.engine.messages import Constraint, ConstraintFailed
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.serve_scripted import served
 
@@ -45,3 +45,14 @@ def _fits(constraint: Constraint, ids: tuple[int, ...], end: int) -> bool:
             return False
         constraint.take(token_id)
     return True
+
+
+async def test_a_form_that_nothing_has_is_told_in_words(folder: Path) -> None:
+    """It is found out when the first token is chosen; without the matcher's own state, which may quote what was said."""
+    async with served(ScriptedEngine(), folder) as one:
+        assert (await one.post("/v1/completions", {"prompt": "x", "regex": r"[^\s\S]"})).status == 200  # the double asks no grammar
+        constraint = one.engine.submitted[-1].constraint
+        assert constraint is not None
+        with pytest.raises(ConstraintFailed) as failed:
+            constraint.allowed()
+        assert str(failed.value) == "the grammar could not be followed any further: nothing at all may come next"
