@@ -96,7 +96,7 @@ class Ours:
     """BlockPool as the engine uses it: one thread changes it, the others leave notes; a write is judged as the engine's are."""
 
     def __init__(self) -> None:
-        self.pool = BlockPool(PoolGeometry(BLOCK_TOKENS, 1, BLOCKS - 1))
+        self.pool = BlockPool(PoolGeometry(BLOCK_TOKENS, 1, CLIENTS - 1))  # somebody waits, and the last block is written to its end
         self.memory = [0] * (self.pool.geometry.end_block * BLOCK_TOKENS)
         self.guard = Guard(self.pool.words, self.pool.owners, *self.pool.geometry.bounds(Region.DECODE))
         self.violations = Violations()
@@ -148,6 +148,7 @@ class Ours:
         self._thread.join()
         self.pool.check_integrity([], [0])
         assert self.pool.used_blocks == 0
+        assert int(self.pool.owners[-1]) > 0, "the last block was never used; the test shows less than it says"
         assert int(self.violations.count) > 0
         assert {violation.reason for violation in self.violations.take()} <= {Reason.OUTSIDE, Reason.NOT_OPEN, Reason.FOREIGN}
 
