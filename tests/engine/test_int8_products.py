@@ -8,14 +8,16 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from appliance_kernels.x86 import library as library_module
-from appliance_kernels.x86.build import KINDS, build
+from appliance_kernels.x86.build import KINDS, SOURCES, build
 from appliance_kernels.x86.library import GROUP, PANEL, Matrix, address, apply_bytes, is_ours, kinds, library
 from appliance_kernels.x86.reference import linear
 
@@ -143,6 +145,50 @@ def test_many_short_jobs_one_after_the_other_are_all_done() -> None:
     finally:
         stop.set()
         busy.join()
+
+
+ELEMENTWISE = """
+#include "vector.h"
+void power_(const float *x, float *y, int n) { for (int i = 0; i < n; i += WIDTH) store(y + i, power(load(x + i))); }
+void silu_(const float *x, float *y, int n) { for (int i = 0; i < n; i += WIDTH) store(y + i, silu(load(x + i))); }
+void gelu_(const float *x, float *y, int n) { for (int i = 0; i < n; i += WIDTH) store(y + i, gelu(load(x + i))); }
+"""
+
+
+@pytest.fixture(params=POSSIBLE)
+def elementwise(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str, Tensor], Tensor]:
+    """Functions of vector.h, of one kind of processor, over a multiple of 16 numbers."""
+    file = tmp_path / "vector.so"
+    options = ("-std=gnu17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", f"-I{SOURCES}", *KINDS[request.param], "-x", "c", "-")
+    subprocess.run(["cc", *options, "-o", str(file), "-lm"], input=ELEMENTWISE, text=True, check=True)
+    loaded = ctypes.CDLL(str(file))
+
+    def compute(name: str, x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        getattr(loaded, name)(ctypes.c_void_p(address(x)), ctypes.c_void_p(address(y)), ctypes.c_int(x.numel()))
+        return y
+
+    return compute
+
+
+def test_powers_are_right_to_two_units_in_the_last_place(elementwise: Callable[[str, Tensor], Tensor]) -> None:
+    """From where they are nothing to where they are infinite; exactly 1 at 0, nothing of what is no number."""
+    x = torch.cat((torch.linspace(-87, 88, 2**16), torch.linspace(-1, 1, 2**14)))
+    exact = x.double().exp()
+    assert ((elementwise("power_", x) - exact).abs() / exact).max() < 2 * 2**-23
+    inf, nan = float("inf"), float("nan")
+    ends = torch.tensor([0.0, -0.0, -87.001, -88.5, -103.0, -1e30, -inf, nan] * 2)
+    assert elementwise("power_", ends).tolist() == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0] * 2
+
+
+@pytest.mark.parametrize("name", ["silu_", "gelu_"])
+def test_gates_are_right_wherever_they_are_asked(elementwise: Callable[[str, Tensor], Tensor], name: str) -> None:
+    """To a part of the number that goes in; what is no number comes out as none."""
+    x = torch.cat((torch.linspace(-12, 12, 2**16), torch.linspace(-2000, 2000, 2**14), torch.tensor([1e10, -1e10, 3e38, -3e38] * 4)))
+    wide = x.double()
+    exact = functional.silu(wide) if name == "silu_" else functional.gelu(wide, approximate="tanh")
+    assert ((elementwise(name, x) - exact).abs() / wide.abs()).max() < 3e-7
+    assert elementwise(name, torch.full((16,), float("nan"))).isnan().all()
 
 
 FORKS = """
