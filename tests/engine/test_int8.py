@@ -118,7 +118,8 @@ def test_a_write_that_went_astray_behind_the_plan_is_not_done(block: int, offset
     decoder = load_decoder(folder, weights_dtype="int8")
     assert isinstance(decoder, Int8Decoder)
     cache = KvCache(decoder.config, PoolGeometry(16, 3, 1))
-    words = torch.tensor([OPEN, 0, SEALED | 1, SEALED | KEPT, OPEN], dtype=torch.int32)
+    between_open_ones = torch.tensor([OPEN, OPEN, 0, SEALED | 1, SEALED | KEPT, OPEN, OPEN], dtype=torch.int32)
+    words = between_open_ones[1:-1]
     guard = Guard(words, torch.zeros(5, dtype=torch.int64), 0, 5)
     write = WritePlan(None, torch.tensor([0, block, 4]), torch.tensor([0, offset, 2]))
     paging = Paging.of([Span(0, 3, 0, [0])], [write], 16, 3)
