@@ -125,7 +125,7 @@ INLINE float magnitude_of(const float *x, int n) {
     return result;
 }
 
-/* e^x for x <= 88, to 1 unit in the last place or two: 2^n · p(x − n·ln 2). Exactly 1 at 0, and 0 below −87. */
+/* e^x for x <= 88, to a unit in the last place: 2^n · p(x − n·ln 2). Exactly 1 at 0, and 0 below −87. */
 INLINE vf power(vf x) {
     vi n = to_int(mul(x, all(1.44269504088896341f)));
     vf whole = to_float(n), r = fma_(whole, all(-0.693359375f), x), y = all(1.9875691500e-4f);

@@ -171,11 +171,11 @@ def elementwise(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str
     return compute
 
 
-def test_powers_are_right_to_two_units_in_the_last_place(elementwise: Callable[[str, Tensor], Tensor]) -> None:
+def test_powers_are_right_to_a_unit_in_the_last_place(elementwise: Callable[[str, Tensor], Tensor]) -> None:
     """From where they are nothing to where they are infinite; exactly 1 at 0, nothing of what is no number."""
     x = torch.cat((torch.linspace(-87, 88, 2**16), torch.linspace(-1, 1, 2**14)))
     exact = x.double().exp()
-    assert ((elementwise("power_", x) - exact).abs() / exact).max() < 2 * 2**-23
+    assert ((elementwise("power_", x) - exact).abs() / exact).max() < 2**-23
     inf, nan = float("inf"), float("nan")
     ends = torch.tensor([0.0, -0.0, -87.001, -88.5, -103.0, -1e30, -inf, nan] * 2)
     assert elementwise("power_", ends).tolist() == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0] * 2
