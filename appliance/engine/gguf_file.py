@@ -131,6 +131,8 @@ class GgufFile:
             kind = GGMLQuantizationType(kind_number)
         except ValueError:
             raise ModelError(f"{self.path}: tensor {name} is of type {kind_number}, which is not converted", hint=_OTHERS) from None
+        if not shape or min(shape) < 1:
+            raise ModelError(f"{self.path}: tensor {name} has the shape {shape}: no numbers at all", hint="download it again")
         block, block_bytes = GGML_QUANT_SIZES[kind]
         rows, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes
         end = begin + rows * row_bytes

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from appliance.core.errors import ModelError
 from appliance.engine.gguf_file import GgufFile, GgufTensor, check_readable, field
+from appliance.engine.models.registry import read_config
 
 Array = NDArray[numpy.float32]
 
@@ -66,6 +67,11 @@ def plan_model(file: GgufFile) -> ModelPlan:
             hint=f'converted: {", ".join(_PLANS)}; take the safetensors version of the model, or engine.backend = "llamacpp"',
         )
     plan = _PLANS[architecture](file)
+    read_config(plan.config)  # what the engine would refuse is not worth writing
+    for job in plan.jobs:
+        if job.source.data.shape[0] % job.unit_rows:
+            found = f"{file.path}: tensor {job.source.name} has {job.source.data.shape[0]} rows, no multiple of a head's {job.unit_rows}"
+            raise ModelError(found, hint="download it again")
     check_readable(file.path, [job.source for job in plan.jobs])
     return plan
 

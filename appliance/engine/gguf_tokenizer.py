@@ -112,7 +112,10 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
         )
     tokens: list[str] = field(fields, "tokenizer.ggml.tokens", list)
     merges = [tuple(merge.split(" ", 1)) for merge in field(fields, "tokenizer.ggml.merges", list)]
-    model = models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=words in _WHOLE_WORDS)
+    try:
+        model = models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=words in _WHOLE_WORDS)
+    except Exception as error:  # tokenizers raises nothing finer
+        raise ModelError(f"the GGUF file's tokenizer does not fit together: {error}", hint="download it again") from error
     tokenizer = Tokenizer(model)
     if normalizer is not None:
         tokenizer.normalizer = normalizer

@@ -306,6 +306,35 @@ def test_damaged_files_are_named_not_crashed_on(tiny_gguf: Path, tmp_path: Path)
         convert(tmp_path / "missing.gguf", tmp_path / "converted", quiet())
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "words"),
+    [
+        ("llama", {"llama.attention.key_length": 0}, "head_dim is 0, expected a whole number of at least 1"),
+        ("llama", {"llama.attention.key_length": 48}, "has 64 rows, no multiple of a head's 48"),
+        ("qwen3", {"tokenizer.ggml.merges": ["no such", "c at"]}, "tokenizer does not fit together"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_before_anything_is_written(
+    kind: str, fields: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """By name, as a bit that has turned over may make it."""
+    damaged = write_gguf(tmp_path / "damaged.gguf", tmp_path / "original", CONFIGS[kind], F32, **fields)
+    with pytest.raises(ModelError, match=words):
+        convert(damaged, tmp_path / "converted", quiet())
+    assert not (tmp_path / "converted").exists()
+
+
+def test_a_tensor_of_no_numbers_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
+    """A dimension of zero."""
+    content = bytearray(tiny_gguf.read_bytes())
+    name = b"blk.0.ffn_gate.weight"
+    at = content.index(name) + len(name) + 4
+    content[at : at + 8] = bytes(8)
+    (tmp_path / "empty.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match=r"tensor blk\.0\.ffn_gate\.weight has the shape \(96, 0\): no numbers at all"):
+        convert(tmp_path / "empty.gguf", tmp_path / "converted", quiet())
+
+
 def test_the_command_line_converts_and_says_what_is_wrong(tiny_gguf: Path, tmp_path: Path) -> None:
     """The folder on stdout, progress on stderr, one sentence and code 1 for a bad file."""
     command = [sys.executable, "-m", "appliance.engine.convert"]
