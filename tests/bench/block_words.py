@@ -1,85 +1,39 @@
 """Block words from two processes, and what their steps cost: `python tests/bench/block_words.py [--retains N]`. Exit code 1: a defect.
 
-First two processes retain the same block in shared memory, really at the same time: by load and store (planted), by the CPU path's own
-step, which is for one writer, and by the Triton kernel, whose atomics in the interpreter are the processor's. The first two have to lose
-some, or nothing was shown. Then the words' part of a decode step of 8 sequences, three ways: counts under a lock, plain adds on
-a tensor, and the engine's steps. It is what this machine shows: on a CPU one thread changes the words, and nobody waits for it.
+First two processes retain the same block in shared memory, three ways (tests/kernels/two_processes.py). Then the words' part of a decode
+step of 8 sequences, three ways: counts under a lock, plain adds on a tensor, and the engine's steps. It is what this machine shows: on a
+CPU one thread changes the words, and nobody waits for it.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ["TRITON_INTERPRET"] = "1"
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch  # noqa: E402  # behind the choice of the interpreter
+import torch  # two_processes chooses Triton's interpreter for all
 
-from appliance_kernels.refcount import reference  # noqa: E402
-from appliance_kernels.refcount import triton as kernel  # noqa: E402
-from appliance_kernels.refcount.reference import HOLDERS, SEALED, Step  # noqa: E402
-from tests.kernels import planted  # noqa: E402
+from appliance_kernels.refcount import reference
+from appliance_kernels.refcount.reference import Step
+from tests.kernels.two_processes import LOSES, until_lost
 
-WAYS = ("load and store (planted)", "the CPU path's step", "the Triton kernel")
-LOSES = {WAYS[0]: True, WAYS[1]: True, WAYS[2]: False}
-ROUNDS = 20
-"""In which a way that loses has to be seen losing: on a busy machine two processes may not meet."""
 SEQUENCES, BLOCKS, BLOCK_TOKENS = 8, 4096, 16
-
-
-def child(way: str, file: str, retains: int) -> None:
-    """One of two: say that it is there, wait for the other, retain."""
-    shared = torch.from_file(file, shared=True, size=2, dtype=torch.int32)
-    word, there = shared[:1], shared[1:]
-    result, block, one = torch.zeros(1, dtype=torch.int32), torch.tensor([0]), torch.ones(1, dtype=torch.int32)
-    kernel.take_step(one, block, Step.RETAIN, result)  # what a first call sets up is set up
-    planted.release_by_add[(1,)](there, 0, result)
-    while int(there) > 0:
-        time.sleep(0.0005)
-    for _ in range(retains):
-        if way == WAYS[0]:
-            planted.retain_by_load_and_store[(1,)](word, 0, result)
-        elif way == WAYS[1]:
-            reference.take_step(word, [0], Step.RETAIN)
-        else:
-            kernel.take_step(word, block, Step.RETAIN, result)
-
-
-def lost(way: str, retains: int) -> int:
-    """Of 2 · `retains`."""
-    with tempfile.NamedTemporaryFile() as file:
-        torch.from_file(file.name, shared=True, size=2, dtype=torch.int32).copy_(torch.tensor([SEALED | 1, 2], dtype=torch.int32))
-        command = [sys.executable, __file__, "--child", way, file.name, "--retains", str(retains)]
-        children = [subprocess.Popen(command) for _ in range(2)]
-        if [one.wait() for one in children] != [0, 0]:
-            sys.exit("a process failed")
-        held = int(torch.from_file(file.name, shared=True, size=2, dtype=torch.int32)[0]) & HOLDERS
-    return 1 + 2 * retains - held
 
 
 def from_two_processes(retains: int) -> bool:
     """Whether each way did what it is to do."""
     good = True
-    for way in WAYS:
-        # The CPU path's step is some microseconds; so that two meet, there have to be more of them.
-        count = retains * (50 if way == WAYS[1] else 1)
-        rounds, found = 0, 0
-        while rounds < (ROUNDS if LOSES[way] else 3) and not found:
-            found, rounds = lost(way, count), rounds + 1
-        right = (found > 0) == LOSES[way]
-        good &= right
-        verdict = "" if right else "   WRONG" if found else "   not seen to lose: nothing is shown"
-        print(f"  {way:26} {2 * count * rounds:7} retains in {rounds} rounds, {found} lost{verdict}", flush=True)
+    for way, loses in LOSES.items():
+        total, rounds, found = until_lost(way, retains)
+        good &= (found > 0) == loses
+        verdict = "" if (found > 0) == loses else "   WRONG" if found else "   not seen to lose: nothing is shown"
+        print(f"  {way:26} {total:7} retains in {rounds} rounds, {found} lost{verdict}", flush=True)
     return good
 
 
@@ -167,11 +121,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--retains", type=int, default=400, help="of each process (default: 400)")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.child:
-        child(*arguments.child, arguments.retains)
-        return
     print("two processes on one word:")
     good = from_two_processes(arguments.retains)
     cost()
