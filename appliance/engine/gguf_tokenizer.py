@@ -112,11 +112,12 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
         )
     tokens: list[str] = field(fields, "tokenizer.ggml.tokens", list)
     merges = [tuple(merge.split(" ", 1)) for merge in field(fields, "tokenizer.ggml.merges", list)]
-    try:
-        model = models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=words in _WHOLE_WORDS)
-    except Exception as error:  # tokenizers raises nothing finer
-        raise ModelError(f"the GGUF file's tokenizer does not fit together: {error}", hint="download it again") from error
-    tokenizer = Tokenizer(model)
+    ids = {token: index for index, token in enumerate(tokens)}
+    for merge in merges:
+        if len(merge) != 2 or not {*merge, "".join(merge)} <= ids.keys():
+            found = f"the GGUF file's tokenizer does not fit together: it merges {merge} without having all of it as tokens"
+            raise ModelError(found, hint="download it again")
+    tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=words in _WHOLE_WORDS))
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = splitter
