@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -41,7 +40,7 @@ def child(way: str, file: str, retains: int) -> None:
     kernel.take_step(one, block, Step.RETAIN, result)  # what a first call sets up is set up
     planted.release_by_add[(1,)](there, 0, result)
     while int(there) > 0:
-        time.sleep(0.0005)
+        os.sched_yield()
     for _ in range(retains):
         if way == PLANTED:
             planted.retain_by_load_and_store[(1,)](word, 0, result)
